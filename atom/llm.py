@@ -1,0 +1,147 @@
+"""The offline API: a list of prompts in, a list of outputs out."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from tqdm import tqdm
+
+from atom.model_engine.llm_engine import LLMEngine
+from atom.model_engine.output_processor import OutputKind
+from atom.model_engine.request_input import Prompt
+from atom.outputs import RequestOutput
+from atom.sampling_params import SamplingParams
+
+Message = dict[str, Any]
+
+
+class LLM:
+    """A model, loaded and ready. ``settings`` are the server's flags in snake case, such as ``max_model_len=4096``.
+
+    A context manager; leaving it calls :meth:`shutdown`. Raises ``ValueError`` on a setting that cannot be used.
+    """
+
+    def __init__(self, model: str, **settings: Any) -> None:
+        from atom.config import EngineConfig
+
+        self._start(LLMEngine(EngineConfig(model=model, **settings)))
+
+    @classmethod
+    def from_engine(cls, engine: LLMEngine) -> LLM:
+        """Wrap an engine that was built already, and own it from now on."""
+        llm = cls.__new__(cls)
+        llm._start(engine)
+        return llm
+
+    def _start(self, engine: LLMEngine) -> None:
+        self.engine = engine
+        self._request_ids = itertools.count()
+        self._closed = False
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Continue every prompt; the results are in the order of the prompts.
+
+        prompts: one, or a list of them; each is text, ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``.
+        sampling_params: for all prompts, or a list with one each. use_tqdm: show progress and tokens a second.
+        Raises ``ValueError`` before anything runs if any of the prompts cannot be used. If this is interrupted,
+        everything it started is aborted.
+        """
+        prompts = _as_prompts(prompts)
+        params = _one_each(sampling_params, len(prompts))
+        prepared = [
+            self.engine.prepare(str(next(self._request_ids)), prompt, prompt_params)
+            for prompt, prompt_params in zip(prompts, params, strict=True)
+        ]
+        finished: dict[str, RequestOutput] = {}
+        try:
+            for request in prepared:
+                self.engine.add_prepared(request, OutputKind.FINAL)
+            self._run(finished, len(prepared), use_tqdm)
+        finally:
+            for request in prepared:
+                if request.request_id not in finished:
+                    self.engine.abort(request.request_id)
+        return [finished[request.request_id] for request in prepared]
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        *,
+        add_generation_prompt: bool = True,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or a list of them, written out by the model's chat template.
+
+        chat_template_kwargs: variables for the template. Raises like :meth:`generate`, and if the model has no
+        template or the template refuses the messages.
+        """
+        conversations = [messages] if messages and isinstance(messages[0], dict) else messages
+        prompts = [
+            {
+                "prompt_token_ids": self.engine.tokenizer.apply_chat_template(
+                    list(conversation), add_generation_prompt, tools, **(chat_template_kwargs or {})
+                )
+            }
+            for conversation in conversations
+        ]
+        return self.generate(prompts, sampling_params, use_tqdm)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget every cached prefix; False if some of it could not be given up."""
+        return self.engine.reset_prefix_cache()
+
+    def get_cache_stats(self) -> dict[str, int | float]:
+        """Counters of the prefix cache since the start."""
+        return self.engine.get_cache_stats()
+
+    def shutdown(self) -> None:
+        """Give back the model's memory. Calling it again does nothing."""
+        if not self._closed:
+            self._closed = True
+            self.engine.shutdown()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+    def _run(self, finished: dict[str, RequestOutput], total: int, use_tqdm: bool) -> None:
+        """Step until ``total`` requests are in ``finished``, by request id."""
+        started, tokens_before = time.monotonic(), self.engine.num_generated_tokens
+        with tqdm(total=total, desc="Requests", unit="request", disable=not use_tqdm) as progress:
+            while len(finished) < total:
+                outputs = self.engine.step()
+                finished.update((output.request_id, output) for output in outputs)
+                tokens = self.engine.num_generated_tokens - tokens_before
+                rate = tokens / max(time.monotonic() - started, 1e-9)
+                progress.set_postfix_str(f"{rate:.1f} tokens/s", refresh=False)
+                progress.update(len(outputs))
+
+
+def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, (str, dict)):
+        return [prompts]
+    prompts = list(prompts)
+    return [prompts] if prompts and all(isinstance(prompt, int) for prompt in prompts) else prompts
+
+
+def _one_each(
+    params: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> list[SamplingParams] | list[None]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params] * count
+    if len(params) != count:
+        raise ValueError(f"{len(params)} sampling parameters for {count} prompts; give one for all, or one each")
+    return list(params)

@@ -1,0 +1,140 @@
+"""Pages: who holds them, which are findable under a key, which may be given up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from atom.model_engine.eviction import LeastRecentlyUsed
+from atom.model_engine.ids import BlockId, BlockKey
+
+
+class BlockPool:
+    """Reference counts and the prefix index over ``num_blocks`` pages. It moves no bytes.
+
+    A page is *vacant* (nobody wants its bytes), *live* (at least one request holds it) or *cached* (nobody holds it, a
+    key finds it). Vacant pages are handed out before cached ones; cached ones leave the index the longest unused first,
+    and because a request gives its pages back tail first, a prefix outlives what was built on it. ``on_evict(key)`` is
+    called when a key leaves the index.
+    """
+
+    def __init__(self, num_blocks: int, on_evict: Callable[[BlockKey], None] = lambda key: None) -> None:
+        self.num_blocks = num_blocks
+        self._on_evict = on_evict
+        self._references = [0] * num_blocks
+        self._keys: list[BlockKey | None] = [None] * num_blocks
+        self._index: dict[BlockKey, BlockId] = {}
+        # Popped from the end: the lowest ids go first, so fresh pages tend to be neighbours.
+        self._vacant = [BlockId(i) for i in range(num_blocks - 1, -1, -1)]
+        self._cached: LeastRecentlyUsed[BlockId] = LeastRecentlyUsed()
+
+    @property
+    def num_vacant(self) -> int:
+        return len(self._vacant)
+
+    @property
+    def num_cached(self) -> int:
+        return len(self._cached)
+
+    @property
+    def num_live(self) -> int:
+        return self.num_blocks - self.num_available
+
+    @property
+    def num_available(self) -> int:
+        """Pages that :meth:`take` could hand out now: vacant and cached."""
+        return len(self._vacant) + len(self._cached)
+
+    @property
+    def num_indexed(self) -> int:
+        return len(self._index)
+
+    def holds(self, key: BlockKey) -> bool:
+        """Whether a page is findable under ``key``."""
+        return key in self._index
+
+    def longest_prefix(self, keys: Sequence[BlockKey], limit: int) -> list[BlockId]:
+        """Pages of the longest indexed run ``keys[0], keys[1], ...`` of at most ``limit``. Changes nothing. O(run)."""
+        found: list[BlockId] = []
+        get, append = self._index.get, found.append
+        for key in keys[:limit] if limit < len(keys) else keys:
+            block = get(key)
+            if block is None:
+                break
+            append(block)
+        return found
+
+    def num_cached_among(self, blocks: Sequence[BlockId]) -> int:
+        """How many of ``blocks`` nobody holds; claiming them takes that many from what is available."""
+        references = self._references
+        return sum(1 for block in blocks if not references[block])
+
+    def claim(self, blocks: Sequence[BlockId]) -> None:
+        """Hold pages found by :meth:`longest_prefix` once more. O(blocks)."""
+        references, uncache = self._references, self._cached.remove
+        for block in blocks:
+            if not references[block]:
+                uncache(block)
+            references[block] += 1
+
+    def take(self, count: int) -> list[BlockId]:
+        """``count`` pages nobody else holds, their bytes undefined. ValueError if fewer are available. O(count)."""
+        if count > self.num_available:
+            raise ValueError(f"{count} pages wanted, {self.num_available} available")
+        taken: list[BlockId] = []
+        for _ in range(count):
+            block = self._vacant.pop() if self._vacant else self._evict()
+            self._references[block] = 1
+            taken.append(block)
+        return taken
+
+    def publish(self, block: BlockId, key: BlockKey) -> bool:
+        """File a computed live page under ``key``. False if another page has that key: this one stays private."""
+        if key in self._index:
+            return self._index[key] == block
+        self._index[key] = block
+        self._keys[block] = key
+        return True
+
+    def release(self, blocks: Sequence[BlockId]) -> None:
+        """Give back one hold on each of ``blocks``, in the order of the request; the tail becomes the first to go."""
+        references, keys, cache, vacate = self._references, self._keys, self._cached.add, self._vacant.append
+        for block in reversed(blocks):
+            references[block] -= 1
+            if references[block] == 0:
+                if keys[block] is None:
+                    vacate(block)
+                else:
+                    cache(block)
+            elif references[block] < 0:
+                raise AssertionError(f"page {block} was given back more often than taken")
+
+    def clear(self) -> None:
+        """Forget every key. Live pages stay with their holders, findable no more. O(pool)."""
+        for block in self._index.values():
+            key, self._keys[block] = self._keys[block], None
+            assert key is not None
+            self._on_evict(key)
+        self._index.clear()
+        while self._cached:
+            self._vacant.append(self._cached.pop())
+
+    def _evict(self) -> BlockId:
+        block = self._cached.pop()
+        key, self._keys[block] = self._keys[block], None
+        assert key is not None
+        del self._index[key]
+        self._on_evict(key)
+        return block
+
+    def check(self) -> None:
+        """AssertionError unless every page is in exactly one place (I5) and the index is consistent. O(pool)."""
+        vacant, cached = set(self._vacant), set(self._cached)
+        assert len(vacant) == len(self._vacant), "a page is vacant twice"
+        for block in map(BlockId, range(self.num_blocks)):
+            places = (block in vacant) + (block in cached) + (self._references[block] > 0)
+            assert places == 1, f"page {block} is in {places} places"
+            key = self._keys[block]
+            assert key is None or self._index.get(key) == block, f"page {block} is filed under a key that finds another"
+            assert block not in cached or key is not None, f"page {block} is cached without a key"
+            assert block not in vacant or key is None, f"page {block} is vacant but findable"
+        assert len(self._index) == sum(key is not None for key in self._keys)

@@ -1,0 +1,77 @@
+"""One request: its tokens, its block keys, and the pages and slots it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+
+from atom.model_engine.ids import BlockId, BlockKey, SlotId
+from atom.sampling_params import SamplingParams
+
+
+class Sequence:
+    """Tokens of prompt and answer, and how far they are computed.
+
+    Tokens ``[0, num_computed_tokens)`` are in the pages and in the state. ``block_table[i]`` is the page of block i.
+    ``state_slots[0]`` holds the committed state. ``block_keys[i]`` names block i; ``num_published_blocks`` of them were
+    offered to the prefix index. ``num_cached_tokens`` is what the first admission resumed, None before it.
+    """
+
+    __slots__ = (
+        "block_keys",
+        "block_table",
+        "key_root",
+        "max_tokens",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_prompt_tokens",
+        "num_published_blocks",
+        "params",
+        "request_id",
+        "state_slots",
+        "stop_ids",
+        "token_ids",
+    )
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt_token_ids: SequenceOf[int],
+        params: SamplingParams,
+        max_model_len: int,
+        eos_token_ids: SequenceOf[int] = (),
+        key_root: BlockKey = b"",
+    ) -> None:
+        self.request_id = request_id
+        self.params = params
+        self.token_ids = list(prompt_token_ids)
+        self.num_prompt_tokens = len(self.token_ids)
+        answer = max_model_len if params.max_tokens is None else params.max_tokens
+        # Tokens of prompt and answer at which the request ends.
+        self.max_tokens = min(self.num_prompt_tokens + answer, max_model_len)
+        self.stop_ids = frozenset(
+            params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *eos_token_ids)
+        )
+        self.key_root = key_root
+        self.block_keys: list[BlockKey] = []
+        self.block_table: list[BlockId] = []
+        self.state_slots: list[SlotId] = []
+        self.num_computed_tokens = 0
+        self.num_published_blocks = 0
+        self.num_cached_tokens: int | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether all that is left to compute is the last token, which was sampled."""
+        return self.num_computed_tokens == len(self.token_ids) - 1 and self.num_computed_tokens > 0

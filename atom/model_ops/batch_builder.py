@@ -1,0 +1,116 @@
+"""From a step's plan to the tensors of its forward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+
+import numpy as np
+import torch
+
+from atom.model_ops.forward_batch import ForwardBatch, InteriorState
+
+
+class BlockTables:
+    """Block tables of running requests as rows of one array, so that a step writes only the pages that are new.
+
+    A row belongs to one request until :meth:`forget`. ``width`` grows to the longest table seen.
+    """
+
+    def __init__(self, max_rows: int) -> None:
+        self._rows: dict[str, int] = {}
+        self._vacant = list(range(max_rows - 1, -1, -1))
+        self._filled = [0] * max_rows
+        self._sources: list[list[int] | None] = [None] * max_rows
+        self._array = np.zeros((max_rows, 16), dtype=np.int64)
+
+    def row(self, request_id: str, table: list[int]) -> int:
+        """The request's row with ``table`` in it. O(new pages)."""
+        row = self._rows.get(request_id)
+        if row is None:
+            row = self._rows[request_id] = self._vacant.pop()
+            self._sources[row] = None
+        # A preempted request comes back with another list; the same list only ever grows.
+        if self._sources[row] is not table:
+            self._sources[row], self._filled[row] = table, 0
+        filled, length = self._filled[row], len(table)
+        if filled < length:
+            if length > self._array.shape[1]:
+                grown = np.zeros((self._array.shape[0], max(length, 2 * self._array.shape[1])), dtype=np.int64)
+                grown[:, : self._array.shape[1]] = self._array
+                self._array = grown
+            self._array[row, filled:length] = table[filled:]
+            self._filled[row] = length
+        return row
+
+    def gather(self, rows: SequenceOf[int], width: int) -> np.ndarray:
+        """``[len(rows), width]`` int64; entries behind a row's own pages are stale ids of legal pages."""
+        return self._array[list(rows), :width]
+
+    def forget(self, request_id: str) -> None:
+        """The request is gone: its row may be another's. Unknown ids are no error."""
+        row = self._rows.pop(request_id, None)
+        if row is not None:
+            self._sources[row] = None
+            self._vacant.append(row)
+
+
+class RowSource:
+    """One request's part of a batch: tokens ``[start, end)`` of ``token_ids``, and states to keep inside."""
+
+    __slots__ = ("end", "interior", "row", "slot", "start", "token_ids")
+
+    def __init__(
+        self,
+        token_ids: list[int],
+        start: int,
+        end: int,
+        row: int,
+        slot: int,
+        interior: SequenceOf[tuple[int, int]] = (),
+    ) -> None:
+        self.token_ids, self.start, self.end = token_ids, start, end
+        self.row, self.slot, self.interior = row, slot, interior
+
+
+def build_batch(
+    decodes: SequenceOf[RowSource], prefills: SequenceOf[RowSource], tables: BlockTables, block_size: int, device: str
+) -> ForwardBatch:
+    """Pack ``decodes`` (one token each) and ``prefills`` into one forward. O(tokens), vectorised over decodes."""
+    sources = [*decodes, *prefills]
+    ends = [source.end for source in sources]
+    width = -(-max(ends) // block_size)
+    table = tables.gather([source.row for source in sources], width)
+    count = len(decodes)
+    tokens = [np.fromiter((s.token_ids[s.start] for s in decodes), np.int64, count)]
+    positions = [np.fromiter((s.start for s in decodes), np.int64, count)]
+    owners = [np.arange(count)]
+    query_starts = list(range(count + 1))
+    for index, source in enumerate(prefills, start=count):
+        length = source.end - source.start
+        tokens.append(np.asarray(source.token_ids[source.start : source.end], dtype=np.int64))
+        positions.append(np.arange(source.start, source.end))
+        owners.append(np.full(length, index))
+        query_starts.append(query_starts[-1] + length)
+    position = np.concatenate(positions)
+    pages = table[np.concatenate(owners), position // block_size]
+    as_tensor = torch.from_numpy
+
+    def to_device(array: np.ndarray) -> torch.Tensor:
+        return as_tensor(np.ascontiguousarray(array)).to(device)
+
+    return ForwardBatch(
+        token_ids=to_device(np.concatenate(tokens)),
+        positions=to_device(position),
+        query_starts=tuple(query_starts),
+        context_lens=tuple(source.start for source in sources),
+        num_decodes=count,
+        block_tables=to_device(table),
+        pages=to_device(pages),
+        offsets=to_device(position % block_size),
+        state_slots=to_device(np.fromiter((s.slot for s in sources), np.int64, len(sources))),
+        interior=tuple(
+            InteriorState(index, position - source.start, slot)
+            for index, source in enumerate(prefills, start=count)
+            for position, slot in source.interior
+        ),
+    )

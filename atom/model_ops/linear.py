@@ -1,0 +1,54 @@
+"""Linear layers that hold several published projections in one weight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from atom.model_ops.weights import WeightTarget, empty_parameter
+
+
+class Linear(nn.Module):
+    """``y = x W^T (+ b)`` where W stacks the rows of one or more published projections.
+
+    ``parts`` maps a published name to its number of rows, in order. ``orders`` gives, for a part whose published rows
+    are interleaved, the published row that each own row comes from.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        parts: Mapping[str, int],
+        dtype: torch.dtype,
+        bias: bool = False,
+        orders: Mapping[str, torch.Tensor] | None = None,
+    ) -> None:
+        super().__init__()
+        self.parts = dict(parts)
+        self.orders = dict(orders or {})
+        rows = sum(parts.values())
+        self.weight = empty_parameter(rows, in_features, dtype=dtype)
+        self.bias = empty_parameter(rows, dtype=dtype) if bias else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``[..., in_features]`` to ``[..., sum of parts]``."""
+        return F.linear(x, self.weight, self.bias)
+
+    def published(self, name: str) -> Iterator[tuple[str, WeightTarget]]:
+        start = 0
+        for part, rows in self.parts.items():
+            order = self.orders.get(part)
+            reorder = None if order is None else partial(_take_rows, order)
+            weight = self.weight.data[start : start + rows]
+            yield f"{part}.weight", WeightTarget(tuple(weight.shape), weight, reorder)
+            if self.bias is not None:
+                yield f"{part}.bias", WeightTarget((rows,), self.bias.data[start : start + rows], reorder)
+            start += rows
+
+
+def _take_rows(order: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return weight[order.to(weight.device)]
