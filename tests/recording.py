@@ -5,9 +5,10 @@ The "model" is a pure function of all tokens so far, so any stale page or state 
 
 from __future__ import annotations
 
+import random
 import zlib
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import xxhash
 
@@ -49,13 +50,17 @@ class RecordingRunner:
         self.slots: list[tuple] = [POISON] * num_slots
         self.plans: list[StepPlan] = []
         self.fail_next = False
+        self.interior_grid: int | None = None
 
     def execute(self, plan: StepPlan):
         self.plans.append(plan)
         if self.fail_next:
             self.fail_next = False
             raise RuntimeError("injected")
-        for copy in plan.maintenance.restores:
+        restores = list(plan.maintenance.restores)
+        random.Random(len(self.plans)).shuffle(restores)
+        assert not {c.source for c in restores} & {c.target for c in restores}
+        for copy in restores:
             assert self.slots[copy.source] is not POISON, "a restore reads a freed slot"
             self.slots[copy.target] = self.slots[copy.source]
         work = [(seq, seq.num_computed_tokens, seq.num_tokens, ()) for seq in plan.decodes]
@@ -79,6 +84,9 @@ class RecordingRunner:
                 self.slots[seq.state_slots[0]] = consumed
             for rung in reserved:
                 assert start < rung.position <= end
+                inside = rung.position < end
+                assert not inside or (self.interior_grid and (rung.position - start) % self.interior_grid == 0)
+                assert rung.checkpoint.slot not in {c.source for c in restores}, "a state being read is overwritten"
                 self.slots[rung.checkpoint.slot] = consumed[: rung.position]
         tokens = [next_token(results[seq.request_id]) for seq in plan.samples]
         return tokens, [None] * len(tokens)
@@ -124,8 +132,7 @@ class Engine:
         self.runner = RecordingRunner(self.block_size, self.num_blocks, slots, self.max_model_len)
         self.core = EngineCore(config, self.runner)
         if self.interior_grid:
-            from dataclasses import replace
-
+            self.runner.interior_grid = self.interior_grid
             manager = self.core.block_manager
             manager.placement = replace(manager.placement, interior_grid=self.interior_grid)
         self.names: dict[bytes, tuple[int, ...]] = {}

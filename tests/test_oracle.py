@@ -10,14 +10,19 @@ from tests.recording import VOCAB, Engine
 
 
 def random_prompt(rng: random.Random, roots: list[list[int]], longest: int) -> list[int]:
-    """A prompt that extends, cuts, edits or repeats an earlier one, or a new one."""
-    base = list(rng.choice(roots)) if roots and rng.random() < 0.8 else []
-    if base and rng.random() < 0.5:
-        base = base[: rng.randrange(len(base) + 1)]
-    if base and rng.random() < 0.2:
+    """A prompt that repeats, extends, cuts or edits an earlier one, or a new one."""
+    if not roots or rng.random() < 0.15:
+        return [rng.randrange(VOCAB) for _ in range(rng.randrange(1, longest))]
+    base = list(rng.choice(roots))[:longest]
+    kind = rng.random()
+    if kind < 0.3:
+        return base
+    if kind < 0.5:
+        base = base[: rng.randrange(1, len(base) + 1)]
+    elif kind < 0.6:
         base[rng.randrange(len(base))] = rng.randrange(VOCAB)
-    base += [rng.randrange(VOCAB) for _ in range(rng.randrange(0, 20))]
-    return (base or [rng.randrange(VOCAB)])[:longest]
+    base += [rng.randrange(VOCAB) for _ in range(rng.randrange(0, 10))]
+    return base[:longest]
 
 
 def workload(seed: int, steps: int) -> int:
@@ -40,13 +45,12 @@ def workload(seed: int, steps: int) -> int:
     aborted: set[str] = set()
     failed: set[str] = set()
     while engine.steps < steps:
-        if rng.random() < 0.3 and len(engine.core.scheduler.waiting) < 6:
+        if rng.random() < 0.25 and len(engine.core.scheduler.waiting) < 4:
             name = f"r{len(names)}"
             prompt = random_prompt(rng, roots, 50)
             engine.add(name, prompt, rng.randrange(1, 20), salt=rng.choice([None, None, "tenant"]))
             names.append(name)
-            roots.append(prompt if rng.random() < 0.5 else prompt + [rng.randrange(VOCAB) for _ in range(4)])
-            roots = roots[-12:]
+            roots = [*roots, prompt][-6:]
         if names and rng.random() < 0.05:
             name = rng.choice(names[-8:])
             if name not in engine.finish:
@@ -54,7 +58,7 @@ def workload(seed: int, steps: int) -> int:
             engine.core.abort_requests([name])
             engine.check()
             engine.poison()
-        if rng.random() < 0.01:
+        if rng.random() < 0.003:
             engine.core.reset_prefix_cache()
             engine.check()
             engine.poison()
@@ -62,7 +66,8 @@ def workload(seed: int, steps: int) -> int:
             engine.runner.fail_next = True
         engine.step()
         failed = {name for name, reason in engine.finish.items() if reason == "error"}
-        roots += [engine.prompts[n][0] + engine.outputs[n] for n in names[-2:] if engine.finish.get(n) == "length"]
+        if names and engine.finish.get(names[-1]) == "length" and rng.random() < 0.2:
+            roots = [*roots, engine.prompts[names[-1]][0] + engine.outputs[names[-1]]][-6:]
     engine.runner.fail_next = False
     engine.run()
     for name in names:

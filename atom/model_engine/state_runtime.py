@@ -25,6 +25,6 @@ class StateWrite:
 
 @dataclass(frozen=True, slots=True)
 class StateMaintenanceOps:
-    """Moves that happen before the forward, in order. Sources are pinned until the step is over."""
+    """Moves that happen before the forward, in any order: no target is another's source, and sources stay pinned."""
 
     restores: tuple[SlotCopy, ...] = ()
