@@ -51,9 +51,18 @@ class RecordingRunner:
         self.plans: list[StepPlan] = []
         self.fail_next = False
         self.interior_grid: int | None = None
+        self.violation: AssertionError | None = None
 
     def execute(self, plan: StepPlan):
         self.plans.append(plan)
+        try:
+            return self._execute(plan)
+        except AssertionError as error:
+            # The core turns a failed forward into an answer; a violation must not pass for one.
+            self.violation = error
+            raise
+
+    def _execute(self, plan: StepPlan):
         if self.fail_next:
             self.fail_next = False
             raise RuntimeError("injected")
@@ -152,6 +161,8 @@ class Engine:
 
     def step(self) -> list:
         outputs = self.core.step()
+        if self.runner.violation is not None:
+            raise self.runner.violation
         self.steps += 1
         for output in outputs:
             self.outputs.setdefault(output.request_id, []).extend(output.new_token_ids)
