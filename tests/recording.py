@@ -52,6 +52,7 @@ class RecordingRunner:
         self.fail_next = False
         self.interior_grid: int | None = None
         self.violation: AssertionError | None = None
+        self.consumed: list[int] = []
 
     def execute(self, plan: StepPlan):
         self.plans.append(plan)
@@ -82,6 +83,7 @@ class RecordingRunner:
             if self.slots:
                 state = self.slots[seq.state_slots[0]] if start else ()
                 assert state == context, f"state of {state} is used for pages of {context}"
+            self.consumed += range(start, end)
             for i in range(start, end):
                 page = seq.block_table[i // self.block_size]
                 assert (page, i % self.block_size) not in written
