@@ -1,0 +1,28 @@
+"""A runner that computes nothing: what scheduling and block management cost, or would do, without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+
+from atom.model_engine.cache_layout import CacheLayout
+from atom.model_engine.messages import TokenLogprobs
+from atom.model_engine.scheduler import StepPlan
+from atom.model_engine.sizing import Sizing
+
+
+class NullRunner:
+    """Answers every request with token 0. ``num_slots`` 0: a model without per-request state."""
+
+    def __init__(self, block_size: int, num_blocks: int, num_slots: int, max_model_len: int, vocab_size: int) -> None:
+        slot_bytes = 64 if num_slots else 0
+        self.layout = CacheLayout(block_size, (), (), page_bytes=64, slot_bytes=slot_bytes)
+        self.sizing = Sizing(num_blocks, num_slots, max_model_len, 64, slot_bytes)
+        self.vocab_size = vocab_size
+
+    def execute(self, plan: StepPlan) -> tuple[SequenceOf[int | None], SequenceOf[TokenLogprobs | None]]:
+        """Token 0 for each of ``plan.samples``."""
+        count = len(plan.samples)
+        return [0] * count, [None] * count
+
+    def forget(self, request_id: str) -> None:
+        """Nothing is kept by request."""
