@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import zlib
 from array import array
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import xxhash
 
@@ -40,7 +40,9 @@ def cold_output(prompt: list[int], count: int) -> list[int]:
 class RecordingRunner:
     """Holds, for each page, the token at each offset, and for each slot, the list of tokens its state consumed."""
 
-    def __init__(self, block_size: int, num_blocks: int, num_slots: int, max_model_len: int) -> None:
+    def __init__(
+        self, block_size: int, num_blocks: int, num_slots: int, max_model_len: int, interior_grid: int | None
+    ) -> None:
         stateful = num_slots > 0
         self.layout = CacheLayout(block_size, (), (), page_bytes=64, slot_bytes=64 if stateful else 0)
         self.sizing = Sizing(num_blocks, num_slots, max_model_len, 64, 64 if stateful else 0)
@@ -50,7 +52,7 @@ class RecordingRunner:
         self.slots: list[tuple] = [POISON] * num_slots
         self.plans: list[StepPlan] = []
         self.fail_next = False
-        self.interior_grid: int | None = None
+        self.interior_grid = interior_grid
         self.violation: AssertionError | None = None
         self.consumed: list[int] = []
 
@@ -140,12 +142,8 @@ class Engine:
             cache_stats_interval=0,
         )
         slots = 0 if self.checkpoint_slots is None else self.max_num_seqs + self.checkpoint_slots
-        self.runner = RecordingRunner(self.block_size, self.num_blocks, slots, self.max_model_len)
+        self.runner = RecordingRunner(self.block_size, self.num_blocks, slots, self.max_model_len, self.interior_grid)
         self.core = EngineCore(config, self.runner)
-        if self.interior_grid:
-            self.runner.interior_grid = self.interior_grid
-            manager = self.core.block_manager
-            manager.placement = replace(manager.placement, interior_grid=self.interior_grid)
         self.names: dict[bytes, tuple[int, ...]] = {}
         self.prompts: dict[str, tuple[list[int], int]] = {}
         self.steps = 0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from atom.model_engine.core_client import CoreClient, EngineDeadError
 from atom.model_engine.core_messages import AbortRequests, AddRequests, FromCore, Outputs, Refused
-from atom.model_engine.llm_engine import ENGINE_CORE
+from atom.model_engine.core_protocol import ENGINE_CORE
 from atom.model_engine.messages import EngineOutput
 from atom.model_engine.output_processor import OutputKind, OutputProcessor, RequestState
 from atom.model_engine.request_input import PreparedRequest, Prompt, prepare_request
@@ -69,18 +69,12 @@ class AsyncEngine:
         Raises ``ValueError`` or ``RuntimeError`` with the core's own words if it cannot start. After an error
         nothing is left to shut down.
         """
-        tokenizer = asyncio.create_task(asyncio.to_thread(Tokenizer, self._config.tokenizer or self._config.model))
-        try:
-            self.info = await self._client.start()
-            self.tokenizer = await tokenizer
-        except BaseException:
-            tokenizer.cancel()
-            self._client.shutdown()
-            raise
+        self.tokenizer = await asyncio.to_thread(Tokenizer, self._config.tokenizer or self._config.model)
+        self._processor = OutputProcessor(self.tokenizer)
+        self.info = await self._client.start()
         self.model_name = self.info["model_name"]
         self.vocab_size = self.info["vocab_size"]
         self.max_model_len = self.info["max_model_len"]
-        self._processor = OutputProcessor(self.tokenizer)
 
     def shutdown(self) -> None:
         """End the engine core within 5 seconds; waiting consumers get :class:`EngineDeadError`."""
@@ -185,7 +179,7 @@ class AsyncEngine:
             logger.exception("an output of request %s cannot be used", output.request_id)
             state = self._processor.parent_of(output.request_id)
             if state is not None:
-                self._fail(state, None, error)
+                self._fail(state, None, RuntimeError(f"the engine's output cannot be used: {error}"))
             return
         self._abort_in_core(processed.abort_ids)
         for request_id in processed.states:
@@ -202,5 +196,6 @@ class AsyncEngine:
             self._client.send(AbortRequests(child_ids))
 
     def _on_death(self, error: EngineDeadError) -> None:
-        for waiter in self._waiters.values():
-            waiter.fail(error)
+        for request_id, waiter in self._waiters.items():
+            if request_id in self._processor:  # of one that has ended, the last output is still good
+                waiter.fail(error)

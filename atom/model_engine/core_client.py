@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Time for the core to end in good order before it is killed, in seconds.
+# Time for the core to end in good order before it is killed, in seconds; while it starts it takes no messages.
 _SHUTDOWN_GRACE_S = 4.0
+_START_GRACE_S = 1.0
 # The path of a local socket is limited by the system to 107 bytes.
 _MAX_SOCKET_DIR = 90
 
@@ -64,6 +65,7 @@ class CoreClient:
         self._on_death = on_death
         self._process: multiprocessing.process.BaseProcess | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._serving = False
         self._error: EngineDeadError | None = None
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._call_ids = itertools.count()
@@ -101,6 +103,7 @@ class CoreClient:
         except BaseException:
             self.shutdown()
             raise
+        self._serving = True
         self._loop.add_reader(self._process.sentinel, self._on_exit)
         self._loop.add_reader(self._output.FD, self._on_readable)
         self._on_readable()
@@ -133,9 +136,10 @@ class CoreClient:
         self._close(EngineDeadError("the engine was shut down"))
         if process is not None:
             self._input.send(msgspec.msgpack.encode(Shutdown()))
-            process.join(_SHUTDOWN_GRACE_S)
+            grace = _SHUTDOWN_GRACE_S if self._serving else _START_GRACE_S
+            process.join(grace)
             if process.is_alive():
-                logger.warning("the engine core did not end within %.0f s and is killed", _SHUTDOWN_GRACE_S)
+                logger.warning("the engine core did not end within %.0f s and is killed", grace)
                 process.kill()
             process.join()
         self._release()

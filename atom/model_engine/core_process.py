@@ -30,7 +30,7 @@ from atom.model_engine.core_messages import (
     UtilityCall,
     UtilityResult,
 )
-from atom.model_engine.llm_engine import EngineCoreProtocol, make_core
+from atom.model_engine.core_protocol import EngineCoreProtocol, make_core
 from atom.model_engine.messages import EngineOutput, EngineRequest
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ OUTPUT_SOCKET = "output"
 EXIT_STARTUP_FAILED = 3
 EXIT_STEP_FAILED = 4
 # How long a process whose parent is gone may take to end in good order, in seconds.
-_ORPHAN_GRACE_S = 5.0
+_ORPHAN_GRACE_S = 3.0
 
 
 def run_core_process(
@@ -103,7 +103,7 @@ class _CoreServer:
         """Serve until told to end or orphaned; return the process's exit code."""
         code = 0
         while not self._stopping:
-            self._receive(None if not self._core.has_unfinished() else 0)
+            self._receive(0 if self._core.has_unfinished() else None)
             if not self._stopping and self._core.has_unfinished() and not self._step():
                 code = EXIT_STEP_FAILED
                 break
@@ -151,7 +151,8 @@ class _CoreServer:
         try:
             if call.method not in UTILITIES:
                 raise ValueError(f"no such call: {call.method}")
-            return UtilityResult(call.call_id, getattr(self._core, call.method)())
+            result = getattr(self._core, call.method)()
+            return UtilityResult(call.call_id, msgspec.to_builtins(result))  # raises on what cannot be sent
         except Exception as error:
             logger.exception("call %s failed", call.method)
             return UtilityResult(call.call_id, error=_describe(error))

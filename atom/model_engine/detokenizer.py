@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 _REPLACEMENT = "\ufffd"
-# A UTF-8 character has at most 4 bytes, so at most 3 trailing bytes can still become one. A byte-level decoder shows
-# them as one U+FFFD, a byte-fallback decoder as one each.
+# A UTF-8 character has at most 4 bytes, so at most 3 trailing bytes, or tokens, can still become one.
 _MAX_INCOMPLETE = 3
 # Tokens kept as left context of the next decode, and the window sizes at which to shorten it.
 _KEEP = 4
 _TRIM_ABOVE = 12
-_FORCE_ABOVE = 64
+_FORCE_ABOVE = 48
 
 
 class TextDecoder(Protocol):
@@ -50,11 +49,12 @@ class IncrementalDetokenizer:
             return ""
         self._window += visible
         self._text = self._decode(self._window)
-        incomplete = len(self._text) - len(self._text.rstrip(_REPLACEMENT))
-        end = len(self._text) - min(incomplete, _MAX_INCOMPLETE)
-        delta = self._text[self._emitted : end]
-        self._emitted = max(self._emitted, end)
-        if len(self._window) > _TRIM_ABOVE:
+        final = self._final_text()
+        delta = final[self._emitted :]
+        self._emitted = max(self._emitted, len(final))
+        # Broken bytes look like an incomplete character; a long run of them must not grow the window.
+        complete = not self._text.endswith(_REPLACEMENT)
+        if len(self._window) > (_TRIM_ABOVE if complete else _FORCE_ABOVE):
             self._trim()
         return delta
 
@@ -66,6 +66,21 @@ class IncrementalDetokenizer:
 
     def _decode(self, token_ids: list[int]) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special_tokens)
+
+    def _final_text(self) -> str:
+        """What no later token can change in the window's text: all but an incomplete character at the end.
+
+        A byte-level decoder shows that as one U+FFFD. A byte-fallback decoder shows one for each byte of the whole run
+        of bytes, complete characters before it included; without the last bytes it shows them right.
+        """
+        settled = self._text.rstrip(_REPLACEMENT)
+        if len(settled) == len(self._text):
+            return settled
+        for incomplete in range(1, _MAX_INCOMPLETE + 1):
+            text = self._decode(self._window[:-incomplete])
+            if not text.endswith(_REPLACEMENT):
+                return max(settled, text, key=len)
+        return max(settled, self._text[:-_MAX_INCOMPLETE], key=len)
 
     def _trim(self) -> None:
         """Shorten the window at a token border that is a character border, so that later texts stay the same."""

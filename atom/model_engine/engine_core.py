@@ -27,6 +27,8 @@ class Runner(Protocol):
     layout: CacheLayout
     sizing: Sizing
     vocab_size: int
+    interior_grid: int | None
+    """A forward gives out exact states at chunk start + k * interior_grid tokens; None: only at a chunk's end."""
 
     def execute(self, plan: StepPlan) -> tuple[SequenceOf[int | None], SequenceOf[TokenLogprobs | None]]:
         """Move states, run the forward, sample one token for each of ``plan.samples``."""
@@ -37,7 +39,9 @@ class Runner(Protocol):
         ...
 
 
-def make_block_manager(config: EngineConfig, layout: CacheLayout, sizing: Sizing) -> BlockManager:
+def make_block_manager(
+    config: EngineConfig, layout: CacheLayout, sizing: Sizing, interior_grid: int | None
+) -> BlockManager:
     """The block manager of a geometry, with the placement that ``config`` asks for."""
     interval = snap_interval(config.state_checkpoint_interval_tokens, config.block_size)
     asked = config.state_checkpoint_interval_tokens
@@ -52,6 +56,7 @@ def make_block_manager(config: EngineConfig, layout: CacheLayout, sizing: Sizing
     placement = Placement(
         block_size=config.block_size,
         interval=interval,
+        interior_grid=interior_grid,
         enabled=config.enable_prefix_caching and asked != 0 and (asked < 0 or interval is not None),
     )
     hasher = PrefixHasher((config.model_name, config.dtype, layout.layout_id), config.block_size, config.prefix_hash)
@@ -69,7 +74,7 @@ class EngineCore:
             runner = ModelRunner(config)
         self.config = config
         self.runner = runner
-        self.block_manager = make_block_manager(config, runner.layout, runner.sizing)
+        self.block_manager = make_block_manager(config, runner.layout, runner.sizing, runner.interior_grid)
         self.scheduler = Scheduler(self.block_manager, config.max_num_seqs, config.max_num_batched_tokens)
         self._finished = {"stop": 0, "length": 0, "abort": 0, "error": 0}
         self._prompt_tokens = self._output_tokens = 0

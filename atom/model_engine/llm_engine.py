@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import pkgutil
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
-from atom.model_engine.messages import EngineOutput, EngineRequest
+from atom.model_engine.core_protocol import ENGINE_CORE, make_core
 from atom.model_engine.output_processor import OutputKind, OutputProcessor
 from atom.model_engine.request_input import PreparedRequest, Prompt, prepare_request
 from atom.outputs import RequestOutput
@@ -14,32 +13,6 @@ from atom.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from atom.config import EngineConfig
-
-ENGINE_CORE = "atom.model_engine.engine_core:EngineCore"
-
-
-class EngineCoreProtocol(Protocol):
-    """What front ends need of an engine core.
-
-    ``add_request`` raises ``ValueError`` on a request that it cannot take. No output follows for a request once
-    ``abort_requests`` named it; unknown ids are ignored. ``info`` has ``model_name``, ``vocab_size`` and
-    ``max_model_len`` (tokens).
-    """
-
-    def add_request(self, request: EngineRequest) -> None: ...
-    def abort_requests(self, request_ids: list[str]) -> None: ...
-    def has_unfinished(self) -> bool: ...
-    def step(self) -> list[EngineOutput]: ...
-    def reset_prefix_cache(self) -> bool: ...
-    def cache_stats(self) -> dict[str, int | float]: ...
-    def metrics(self) -> dict[str, int | float]: ...
-    def info(self) -> dict[str, Any]: ...
-    def shutdown(self) -> None: ...
-
-
-def make_core(config: EngineConfig, core_class: str = ENGINE_CORE) -> EngineCoreProtocol:
-    """Build the engine core named ``module:class``. Imports it only now, as it brings torch."""
-    return pkgutil.resolve_name(core_class)(config)
 
 
 class LLMEngine:

@@ -17,6 +17,7 @@ from atom.model_engine.state_runtime import SlotCopy
 from atom.model_loader.loader import load_model
 from atom.model_ops.arenas import Arena, layer_caches
 from atom.model_ops.batch_builder import BlockTables, RowSource, build_batch
+from atom.model_ops.chunk_plan import CHUNK
 from atom.model_ops.sampler import Sampler
 
 
@@ -30,6 +31,7 @@ class ModelRunner:
         self.block_size = config.block_size
         self.model = load_model(config.model, dtype=config.dtype, device=config.device)
         self.vocab_size: int = self.model.vocab_size
+        self.interior_grid = CHUNK if self.model.has_state else None
         self.layout = CacheLayout.of(self.model.cache_spec(), config.block_size)
         self.sizing: Sizing = size_arenas(config, self.layout, self.model.max_position, self._memory_share())
         self.pages = Arena(self.sizing.num_blocks, self.layout.page_bytes, config.device)

@@ -18,6 +18,7 @@ class NullRunner:
         self.layout = CacheLayout(block_size, (), (), page_bytes=64, slot_bytes=slot_bytes)
         self.sizing = Sizing(num_blocks, num_slots, max_model_len, 64, slot_bytes)
         self.vocab_size = vocab_size
+        self.interior_grid = block_size
 
     def execute(self, plan: StepPlan) -> tuple[SequenceOf[int | None], SequenceOf[TokenLogprobs | None]]:
         """Token 0 for each of ``plan.samples``."""

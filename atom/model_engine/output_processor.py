@@ -205,6 +205,9 @@ class OutputProcessor:
     def __len__(self) -> int:
         return len(self._requests)
 
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._requests
+
     def add(self, prepared: PreparedRequest, kind: OutputKind) -> RequestState:
         """Start to follow a request. Raises ``ValueError`` if its id, or that of a continuation, is in use."""
         child_ids = prepared.child_ids()
@@ -250,10 +253,6 @@ class OutputProcessor:
         state.finish(reason, stop_reason)
         self._forget(state)
         return running
-
-    def running_request_ids(self) -> list[str]:
-        """Ids of the requests that have not ended."""
-        return list(self._requests)
 
     def _forget(self, state: RequestState) -> None:
         del self._requests[state.request_id]

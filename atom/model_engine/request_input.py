@@ -80,9 +80,13 @@ def prepare_request(
     text, token_ids, salt = _split_prompt(prompt)
     for name, value in (("cache_salt", cache_salt or salt), ("adapter", adapter), ("request_id", request_id)):
         if value is not None:
+            if not isinstance(value, str):
+                raise ValueError(f"{name} must be text, not {type(value).__name__}")
             check_unicode(name, value)
     for stop in params.stop:
-        check_unicode("stop", stop)
+        if isinstance(stop, str):
+            check_unicode("stop", stop)
+    params = _check_types(params)
     params.check_vocabulary(vocab_size)
     token_ids = tokenizer.encode(text) if token_ids is None else _check_ids(token_ids)
     if not token_ids:
@@ -119,6 +123,14 @@ def _split_prompt(prompt: Prompt) -> tuple[str | None, Sequence[int] | None, str
     if text is not None and not isinstance(text, str):
         raise ValueError(f"'prompt' must be text, not {type(text).__name__}")
     return text, token_ids, prompt.get("cache_salt")
+
+
+def _check_types(params: SamplingParams) -> SamplingParams:
+    """The parameters as they look beyond the border to the engine core. Struct fields are not checked when made."""
+    try:
+        return msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams)
+    except (msgspec.MsgspecError, TypeError, OverflowError) as error:
+        raise ValueError(f"sampling parameters cannot be used: {error}") from None
 
 
 def _check_ids(token_ids: Sequence[int]) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -38,12 +38,29 @@ class Publishes(Protocol):
         ...
 
 
-def published_weights(model: nn.Module) -> dict[str, WeightTarget]:
-    """Every published name that ``model`` consumes, with its target. A module without ``published`` publishes itself."""
+@runtime_checkable
+class PublishesStacked(Protocol):
+    """A module with a second published form, which a checkpoint uses instead of the first."""
+
+    def published_stacked(self, name: str) -> Iterator[tuple[str, WeightTarget]]:
+        """The names and targets of the second form."""
+        ...
+
+
+def published_weights(model: nn.Module, available: Container[str] = ()) -> dict[str, WeightTarget]:
+    """Every published name that ``model`` consumes, with its target. A module without ``published`` publishes itself.
+
+    ``available``: names that the checkpoint has; they decide between a module's two forms.
+    """
     targets: dict[str, WeightTarget] = {}
     for path, module in model.named_modules():
         parent, _, name = path.rpartition(".")
         prefix = f"{parent}." if parent else ""
+        if isinstance(module, PublishesStacked):
+            stacked = {prefix + key: target for key, target in module.published_stacked(name)}
+            if any(key in available for key in stacked):
+                targets.update(stacked)
+                continue
         if isinstance(module, Publishes):
             targets.update((prefix + key, target) for key, target in module.published(name))
         else:
