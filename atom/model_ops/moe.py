@@ -8,9 +8,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from atom.model_ops.chunk_plan import CHUNK
 from atom.model_ops.linear import Linear
 from atom.model_ops.mlp import GatedMLP, silu_and_mul
 from atom.model_ops.weights import WeightTarget, empty_parameter
+
+# In float32, a product of a few rows rounds each row differently than a product of many. A forward that keeps or leaves
+# a state on the chunk grid has at least CHUNK rows; there an expert's rows are padded, so that they round alike however
+# many tokens chose it.
+MIN_ROWS = 32
 
 
 class Experts(nn.Module):
@@ -28,12 +34,16 @@ class Experts(nn.Module):
         tokens = order // top_k
         rows = x[tokens]
         outputs = torch.empty_like(rows)
+        pad = x.dtype == torch.float32 and len(x) >= CHUNK
         first = 0
         for expert, count in enumerate(torch.bincount(chosen.flatten(), minlength=num_experts).tolist()):
             if count:
                 last = first + count
-                hidden = silu_and_mul(F.linear(rows[first:last], self.gate_up_proj[expert]))
-                outputs[first:last] = F.linear(hidden, self.down_proj[expert])
+                own = rows[first:last]
+                if pad and count < MIN_ROWS:
+                    own = F.pad(own, (0, 0, 0, MIN_ROWS - count))
+                hidden = silu_and_mul(F.linear(own, self.gate_up_proj[expert]))
+                outputs[first:last] = F.linear(hidden, self.down_proj[expert])[:count]
                 first = last
         # Back in the order of tokens and choices, so that the sum's order depends on the token alone.
         back = torch.empty_like(outputs)
@@ -73,24 +83,25 @@ class SparseMoE(nn.Module):
     ) -> None:
         super().__init__()
         self.top_k, self.renormalize = top_k, renormalize
-        self.gate = Linear(hidden_size, {"gate": num_experts}, dtype)
+        # One weight for router and shared gate: a product with a single column would round by its number of rows.
+        self.gate = Linear(hidden_size, {"gate": num_experts, "shared_expert_gate": 1}, dtype)
         self.experts = Experts(num_experts, hidden_size, intermediate_size, dtype)
         self.shared_expert = GatedMLP(hidden_size, shared_size, dtype)
-        self.shared_expert_gate = Linear(hidden_size, {"shared_expert_gate": 1}, dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``[T, hidden]`` to ``[T, hidden]``."""
-        chosen, weights = route(self.gate(x), self.top_k, self.renormalize)
-        shared = self.shared_expert_gate(x).float().sigmoid() * self.shared_expert(x)
+        logits = self.gate(x).float()
+        chosen, weights = route(logits[:, :-1], self.top_k, self.renormalize)
+        shared = logits[:, -1:].sigmoid() * self.shared_expert(x)
         return self.experts(x, chosen, weights).add_(shared).to(x.dtype)
 
 
 def route(logits: torch.Tensor, top_k: int, renormalize: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Expert ids and float32 weights ``[T, top_k]`` from router logits ``[T, experts]``.
+    """Expert ids and float32 weights ``[T, top_k]`` from router logits ``[T, experts]``, float32.
 
     Weights are softmax probabilities over all experts; ``renormalize`` makes those of the chosen sum to 1.
     """
-    weights, chosen = logits.float().softmax(-1).topk(top_k, dim=-1)
+    weights, chosen = logits.softmax(-1).topk(top_k, dim=-1)
     if renormalize:
         weights = weights / weights.sum(-1, keepdim=True)
     return chosen, weights
