@@ -25,6 +25,8 @@ from atom.sampling_params import SamplingParams
 PAGE_BYTES = 64
 VOCAB = 50
 POISON = ("poison",)
+DEFAULTS = {"backend": "page"}
+"""What an :class:`Engine` takes where a test does not say; a fixture runs a module's tests over both backends."""
 
 
 def next_token(tokens: tuple[int, ...]) -> int:
@@ -66,22 +68,22 @@ class RecordingRunner:
         self.fail_next = False
         self.fail_store = False
         self.interior_grid = interior_grid
-        self.violation: AssertionError | None = None
+        self.violation: Exception | None = None
         self.consumed: list[int] = []
 
     def execute(self, plan: StepPlan) -> StepResult:
         self.plans.append(plan)
+        if self.fail_next:
+            self.fail_next = False
+            raise RuntimeError("injected")
         try:
             return self._execute(plan)
-        except AssertionError as error:
+        except Exception as error:
             # The core turns a failed forward into an answer; a violation must not pass for one.
             self.violation = error
             raise
 
     def _execute(self, plan: StepPlan) -> StepResult:
-        if self.fail_next:
-            self.fail_next = False
-            raise RuntimeError("injected")
         restores = list(plan.maintenance.restores)
         random.Random(len(self.plans)).shuffle(restores)
         assert len({r.slot for r in restores}) == len(restores), "two restores write one slot"
@@ -152,11 +154,15 @@ class RecordingRunner:
             self.fail_store = False
             raise RuntimeError("injected")
         targets = [page for store in stores for page in store.pages]
-        assert len(set(targets)) == len(targets), "a page is stored to twice"
+        try:
+            assert len(set(targets)) == len(targets), "a page is stored to twice"
+            assert all(self.slots[store.slot] is not POISON for store in stores), "a freed slot is stored"
+        except AssertionError as error:
+            self.violation = error
+            raise
         for store in stores:
-            assert self.slots[store.slot] is not POISON, "a freed slot is stored"
             for i, page in enumerate(store.pages):
-                self.pages[page] = [("image", self.slots[store.slot], i)]
+                self.pages[page] = [("image", self.slots[store.slot], i)] * self.block_size
 
     def read_image(self, pages) -> tuple:
         """The state in an image's pages."""
@@ -211,7 +217,7 @@ class Engine:
     max_model_len: int = 96
     interior_grid: int | None = None
     enable_prefix_caching: bool = True
-    backend: str = "page"
+    backend: str = field(default_factory=lambda: DEFAULTS["backend"])
     pages_per_image: int = 3
     demand: bool = True
     speculate: int = 0
