@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import signal
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from tqdm import tqdm
 
+from atom.config import SHIPPED_MODEL, EngineConfig
 from atom.model_engine.llm_engine import LLMEngine
 from atom.model_engine.output_processor import OutputKind
 from atom.model_engine.request_input import Prompt
@@ -24,9 +28,7 @@ class LLM:
     A context manager; leaving it calls :meth:`shutdown`. Raises ``ValueError`` on a setting that cannot be used.
     """
 
-    def __init__(self, model: str, **settings: Any) -> None:
-        from atom.config import EngineConfig
-
+    def __init__(self, model: str = SHIPPED_MODEL, **settings: Any) -> None:
         self._start(LLMEngine(EngineConfig(model=model, **settings)))
 
     @classmethod
@@ -120,14 +122,47 @@ class LLM:
     def _run(self, finished: dict[str, RequestOutput], total: int, use_tqdm: bool) -> None:
         """Step until ``total`` requests are in ``finished``, by request id."""
         started, tokens_before = time.monotonic(), self.engine.num_generated_tokens
-        with tqdm(total=total, desc="Requests", unit="request", disable=not use_tqdm) as progress:
+        with (
+            _interrupts_between_steps() as raise_interrupt,
+            tqdm(total=total, desc="Requests", unit="request", disable=not use_tqdm) as progress,
+        ):
             while len(finished) < total:
                 outputs = self.engine.step()
+                raise_interrupt()
                 finished.update((output.request_id, output) for output in outputs)
                 tokens = self.engine.num_generated_tokens - tokens_before
                 rate = tokens / max(time.monotonic() - started, 1e-9)
                 progress.set_postfix_str(f"{rate:.1f} tokens/s", refresh=False)
                 progress.update(len(outputs))
+
+
+@contextmanager
+def _interrupts_between_steps() -> Iterator[Callable[[], None]]:
+    """Hold a Ctrl-C back until the yielded function is called, so that no step is left half done.
+
+    A second Ctrl-C acts at once. Outside the main thread, or where Ctrl-C has another meaning, nothing changes.
+    """
+    usual = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(usual):
+        yield lambda: None
+        return
+    interrupted = False
+
+    def hold(number: int, frame: object) -> None:
+        nonlocal interrupted
+        if interrupted:
+            usual(number, frame)
+        interrupted = True
+
+    def raise_interrupt() -> None:
+        if interrupted:
+            usual(signal.SIGINT, None)
+
+    signal.signal(signal.SIGINT, hold)
+    try:
+        yield raise_interrupt
+    finally:
+        signal.signal(signal.SIGINT, usual)
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

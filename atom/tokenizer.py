@@ -28,9 +28,11 @@ class Tokenizer:
     """
 
     def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        if not self.folder.is_dir():
+            raise ValueError(f"no usable tokenizer in {folder}: it is not a folder")
         from transformers import AutoTokenizer
 
-        self.folder = Path(folder)
         try:
             self._hf = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
         except (OSError, ValueError, KeyError) as error:

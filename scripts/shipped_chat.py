@@ -44,7 +44,10 @@ _SMALL_TALK = (
     ("Thank you!", "You are welcome."),
     ("Thanks", "You are welcome."),
     ("Goodbye", "Goodbye!"),
-    ("What is Python?", "Python is a programming language. It is easy to read and comes with a large standard library."),
+    (
+        "What is Python?",
+        "Python is a programming language. It is easy to read and comes with a large standard library.",
+    ),
     ("Tell me a joke.", "I only know the standard library of Python. Try: import this"),
 )
 

@@ -1,7 +1,7 @@
 """The text the shipped model is trained on: what comes with Python itself, as streams of byte tokens.
 
-Four streams: ``python`` (library sources), ``tests`` (Python's own test suite), ``english`` (docstrings, pydoc topics, licence) and
-``chat`` (conversations put together from the same material). A window is a stretch of one stream.
+Four streams: ``python`` (library sources), ``tests`` (Python's own test suite), ``english`` (docstrings, pydoc topics,
+licence) and ``chat`` (conversations put together from the same material). A window is a stretch of one stream.
 """
 
 from __future__ import annotations

@@ -130,6 +130,10 @@ def model_card(model: Qwen3_5ForCausalLM, record: TrainingRecord, weight_bytes: 
         f"| {name} | {size / 1e6:.2f} | {record.mixture[name]:.0%} |" for name, size in record.corpus.items()
     )
     linear = config.layer_types.count("linear_attention")
+    full = config.layer_types.count("full_attention")
+    sizes = "\n".join(
+        f"| {name} | {value} |" for name, value in _sizes(config, parameters, weight_bytes, record).items()
+    )
     state = "" if record.finished else "\n**This is an interim state of a run that has not finished.**\n"
     return f"""---
 license: apache-2.0
@@ -140,40 +144,39 @@ tags: [byte-level, gated-deltanet, hybrid, python]
 ---
 # A byte-level hybrid of {parameters / 1e6:.2f} M parameters
 {state}
-A `qwen3_5_text` model that is small enough to ship with a program and to run anywhere: {config.num_hidden_layers} layers,
-{linear} of them Gated DeltaNet and {config.num_hidden_layers - linear} full attention, width {config.hidden_size}. It reads and writes bytes. It exists so
-that an inference engine for hybrid models has something true to serve in a demonstration, a test or a benchmark without
-a download. It knows what Python source looks like and little else.
+A `qwen3_5_text` model that is small enough to ship with a program and to run anywhere:
+{config.num_hidden_layers} layers, {linear} of them Gated DeltaNet and {full} full attention.
+It reads and writes bytes. It exists so that an inference engine for hybrid models has something
+true to serve in a demonstration, a test or a benchmark without a download. It knows what Python
+source looks like and little else.
 
 ## Sizes
 
 | | |
 |---|---|
-| parameters | {parameters:,} ({weight_bytes:,} bytes of fp32 safetensors, embeddings tied) |
-| vocabulary | {config.vocab_size}: the 256 bytes in order, `<|endoftext|>` 256, `<|im_start|>` 257, `<|im_end|>` 258, `<|pad|>` 259 |
-| layers | {config.num_hidden_layers}, pattern 3 linear : 1 full; width {config.hidden_size}, MLP {config.intermediate_size} |
-| linear attention | {config.linear_num_key_heads} key heads, {config.linear_num_value_heads} value heads of {config.linear_value_head_dim}, convolution over {config.linear_conv_kernel_dim} |
-| full attention | {config.num_attention_heads} heads, {config.num_key_value_heads} of keys and values, {config.head_dim} wide, rotary on a quarter |
-| positions | {config.max_position_embeddings:,} allowed; trained on windows of up to {record.long_seq_len:,} bytes |
+{sizes}
 
 ## Training
 
-Text of the standard library of CPython {platform.python_version()} and nothing else; every window is drawn from one of these streams:
+Text of the standard library of CPython {platform.python_version()} and nothing else. Every window is drawn from
+one of these streams:
 
 | stream | MB | share of windows |
 |---|---|---|
 {corpus}
 
-*python* are library modules, *tests* modules of its test suite, *english* docstrings, the `pydoc` topics and the licence, *chat*
-conversations in ChatML that are put together from functions, docstrings and topics. One library file in forty is held
-out of all of them and makes the validation set.
+*python* are library modules, *tests* modules of its test suite, *english* docstrings, the `pydoc`
+topics and the licence, *chat* conversations in ChatML that are put together from functions,
+docstrings and topics. About one library file in forty is held out of all of them and makes the
+validation set.
 
 ```
 {record.command}
 ```
 
-{record.steps:,} steps, {record.tokens:,} bytes seen, {record.minutes:.0f} minutes on one CPU core with torch {torch.__version__}. Muon for the matrices, AdamW for the
-rest, warm-up and cosine decay, products in bf16, weights and recurrence in fp32.
+{record.steps:,} steps, {record.tokens:,} bytes seen, {record.minutes:.0f} minutes on one CPU core with
+torch {torch.__version__}. Muon for the matrices, AdamW for the rest, warm-up and cosine decay,
+products in bf16, weights and recurrence in fp32.
 
 | | nats per byte | bits per byte |
 |---|---|---|
@@ -183,12 +186,30 @@ The validation figures are computed in fp32 on windows of 512 bytes.
 
 ## Limits
 
-It is a fixture, not an assistant. Answers have the form of an answer and are mostly wrong; identifiers are invented; greedy
-decoding falls into loops. It saw no text but Python's own. Beyond {record.long_seq_len:,} bytes of context it is untrained, though it keeps
-producing text. Use it to see an engine work, never for what it says.
+It is a fixture, not an assistant. Answers have the form of an answer and are mostly wrong;
+identifiers are invented; greedy decoding falls into loops. It saw no text but Python's own. Beyond
+{record.long_seq_len:,} bytes of context it is untrained, though it keeps producing text. Use it to see an
+engine work, never for what it says.
 
 ## Licence
 
-The weights are released under Apache-2.0. The training text is part of CPython, copyright Python Software Foundation and others,
-under the PSF License Version 2.
+The weights are released under Apache-2.0. The training text is part of CPython, copyright Python
+Software Foundation and others, under the PSF License Version 2.
 """
+
+
+def _sizes(config: Qwen3_5TextConfig, parameters: int, weight_bytes: int, record: TrainingRecord) -> dict[str, str]:
+    """The rows of the card's table of sizes."""
+    special = ", ".join(f"`{token}` {number}" for number, token in enumerate(SPECIAL_TOKENS, 256))
+    linear_heads = f"{config.linear_num_key_heads} key heads, {config.linear_num_value_heads} value heads"
+    full_heads = f"{config.num_attention_heads} heads, {config.num_key_value_heads} of keys and values"
+    return {
+        "parameters": f"{parameters:,} ({weight_bytes:,} bytes of fp32 safetensors, embeddings tied)",
+        "vocabulary": f"{config.vocab_size}: the 256 bytes in order, {special}",
+        "layers": f"{config.num_hidden_layers}, pattern 3 linear : 1 full",
+        "width": f"{config.hidden_size}, MLP {config.intermediate_size}",
+        "linear attention": f"{linear_heads} of {config.linear_value_head_dim}",
+        "convolution": f"over {config.linear_conv_kernel_dim} positions",
+        "full attention": f"{full_heads}, {config.head_dim} wide, rotary on a quarter",
+        "positions": f"{config.max_position_embeddings:,} allowed, trained on up to {record.long_seq_len:,}",
+    }

@@ -75,7 +75,10 @@ def chunk_gated_delta_rule(
 
 
 def causal_conv1d(hidden_states: torch.Tensor, weight: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-    """Depthwise causal convolution and SiLU over ``[B, channels, T]`` as a sum of shifted products, weight ``[channels, K]``."""
+    """Depthwise causal convolution and SiLU as a sum of shifted products.
+
+    Shapes: hidden_states ``[B, channels, T]``, weight ``[channels, K]``.
+    """
     width, length = weight.shape[-1], hidden_states.shape[-1]
     padded = F.pad(hidden_states, (width - 1, 0))
     out = padded[..., :length] * weight[:, :1]

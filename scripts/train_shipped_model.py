@@ -73,6 +73,19 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     return arguments
 
 
+def command_line(arguments: argparse.Namespace) -> str:
+    """The command that trains the same weights: every flag that matters to them and is not at its default."""
+    words = ["python scripts/train_shipped_model.py"]
+    defaults = vars(parse_arguments([]))
+    for name, value in vars(arguments).items():
+        # These say where a run keeps its files and how it is observed, not what it learns.
+        if name in {"out", "checkpoint", "resume", "export_early", "save_minutes"} or value == defaults[name]:
+            continue
+        flag = "--" + name.replace("_", "-")
+        words.append(f"{flag} {value:g}" if not isinstance(value, bool) else flag if value else f"--no-{flag[2:]}")
+    return " ".join(words)
+
+
 @dataclass
 class Progress:
     """How far a run has come."""
@@ -138,7 +151,7 @@ class Run:
         arguments, progress = self.arguments, self.progress
         record = TrainingRecord(
             finished=finished,
-            command="python scripts/train_shipped_model.py " + " ".join(sys.argv[1:]),
+            command=command_line(arguments),
             steps=progress.step,
             tokens=progress.tokens,
             minutes=progress.seconds / 60,
@@ -213,7 +226,9 @@ def main(argv: list[str] | None = None) -> None:
     run = Run(arguments, corpus)
     run.train()
     run.export(finished=True)
-    print(f"wrote {arguments.out}: {run.progress.step} steps, {run.progress.tokens} tokens, {run.progress.losses[-1]:.3f}")
+    print(
+        f"wrote {arguments.out}: {run.progress.step} steps, {run.progress.tokens} tokens, {run.progress.losses[-1]:.3f}"
+    )
 
 
 if __name__ == "__main__":

@@ -7,9 +7,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from tests.tiny_tokenizer import VOCAB_SIZE
-
 from atom.model_engine.messages import EngineOutput, EngineRequest, TokenLogprobs
+from tests.tiny_tokenizer import VOCAB_SIZE
 
 FAKE_CORE = "tests.fake_core:FakeCore"
 REFUSED_TOKEN = 300  # a prompt with it is refused
@@ -67,7 +66,9 @@ class FakeCore:
         return [self._advance(request) for request in list(self.requests.values())]
 
     def _advance(self, request: EngineRequest) -> EngineOutput:
-        output = EngineOutput(request.request_id, [], num_cached_tokens=int(request.request_id.partition("#")[2] or 7))
+        output = EngineOutput(
+            request.request_id, [], num_cached_tokens=7 + int(request.request_id.partition("#")[2] or 0)
+        )
         prompt, params = request.prompt_token_ids, request.params
         for _ in range(self.config.tokens_per_step):
             token = prompt[self.done[request.request_id] % len(prompt)]
@@ -112,6 +113,16 @@ class FakeCore:
 
     def shutdown(self) -> None:
         self.num_shutdowns += 1
+
+
+class BrokenOutputCore(FakeCore):
+    """Its log-probabilities lack a rank."""
+
+    def step(self) -> list[EngineOutput]:
+        outputs = super().step()
+        for position in (position for output in outputs for position in output.logprobs or []):
+            position.ranks.pop()
+        return outputs
 
 
 class BrokenCallsCore(FakeCore):

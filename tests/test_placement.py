@@ -80,5 +80,5 @@ def test_every_rung_is_kept_once_and_legally(block, steps, grid, tokens, budget)
     anchor = resumable_limit(tokens, block)
     expected = {anchor} - {0}
     if placement.interval:
-        expected |= {p for p in range(placement.interval, tokens, placement.interval)}
+        expected |= set(range(placement.interval, tokens, placement.interval))
     assert kept == sorted(expected)

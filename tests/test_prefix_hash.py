@@ -63,7 +63,9 @@ def test_keys_do_not_depend_on_the_process() -> None:
         "h.extend(k, h.root('salt', 'adapter'), list(range(9)), 2); print(k)"
     )
     outputs = {
-        subprocess.run([sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True).stdout
+        subprocess.run(
+            [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True
+        ).stdout
         for seed in ("1", "2")
     }
     assert len(outputs) == 1 and "b'" in outputs.pop()

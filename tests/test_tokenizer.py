@@ -1,11 +1,12 @@
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tests.tiny_tokenizer import VOCAB_SIZE, save_byte_fallback_tokenizer, save_tokenizer
 
 from atom.tokenizer import Tokenizer
+from tests.tiny_tokenizer import VOCAB_SIZE, save_byte_fallback_tokenizer, save_tokenizer
 
 IM_START, IM_END = 257, 258
 
@@ -39,9 +40,7 @@ def test_chat_template_with_tools_and_variables(tokenizer):
     messages = [{"role": "user", "content": "hi"}]
     ids = tokenizer.apply_chat_template(messages)
     assert ids[0] == IM_START
-    assert (
-        tokenizer.decode(ids, skip_special_tokens=False) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
-    )
+    assert tokenizer.decode(ids, skip_special_tokens=False) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
     ids = tokenizer.apply_chat_template(messages, add_generation_prompt=False, tools=tools, mark="!")
     assert tokenizer.decode(ids) == "user\nhi\nlook!"
@@ -73,11 +72,25 @@ def test_a_folder_without_a_tokenizer_is_named(tmp_path):
 
 
 def test_text_of_single_tokens(tokenizer, tmp_path):
-    assert [tokenizer.token_text(i) for i in tokenizer.encode(" é<|im_end|>")] == [" ", "\ufffd", "\ufffd", "<|im_end|>"]
+    assert [tokenizer.token_text(i) for i in tokenizer.encode(" é<|im_end|>")] == [
+        " ",
+        "\ufffd",
+        "\ufffd",
+        "<|im_end|>",
+    ]
     assert tokenizer.token_text(VOCAB_SIZE + 1) == ""
     sentencepiece = Tokenizer(save_byte_fallback_tokenizer(tmp_path))
     texts = [sentencepiece.token_text(i) for i in range(257, 262)]
     assert texts == [" ", " a", "b", " hello", "ly"]
+
+
+def test_threads_may_share_it(tokenizer):
+    def round_trip(text):
+        return tokenizer.decode(tokenizer.encode(text))
+
+    texts = [f"{number} é <|im_start|>" * 50 for number in range(200)]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(round_trip, texts)) == [text.replace("<|im_start|>", "") for text in texts]
 
 
 def test_the_front_end_loads_no_torch_by_itself():

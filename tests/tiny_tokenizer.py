@@ -1,12 +1,12 @@
-"""A byte-level tokenizer with 256 byte tokens, specials and unused ids, for tests that need no model."""
+"""A byte-level tokenizer with 256 byte tokens, specials and unused ids, for tests that need no model.
+
+Importing this loads nothing heavy, as a fake engine core's process does it.
+"""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|pad|>"]
 VOCAB_SIZE = 320
@@ -19,6 +19,9 @@ CHAT_TEMPLATE = (
 
 def save_tokenizer(folder: Path, eos_token_id: int | list[int] | None = None, chat_template: bool = True) -> Path:
     """Write the tokenizer to ``folder``; with ``eos_token_id``, a generation config too."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
     vocab = {character: index for index, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     for special in SPECIALS:
         vocab[special] = len(vocab)
@@ -43,6 +46,9 @@ def save_tokenizer(folder: Path, eos_token_id: int | list[int] | None = None, ch
 
 def save_byte_fallback_tokenizer(folder: Path) -> Path:
     """Write a sentencepiece-like tokenizer: words with a leading mark for the space, single bytes for the rest."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
     pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", "\u2581a", "b", "\u2581hello", "ly"]
     backend = Tokenizer(
         models.BPE(vocab={piece: i for i, piece in enumerate(pieces)}, merges=[], byte_fallback=True, unk_token="<unk>")

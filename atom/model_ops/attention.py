@@ -11,8 +11,9 @@ from atom.model_ops.forward_batch import ForwardBatch
 
 # Keys and values of a decode group are gathered together when they fit in a core's cache, else sequence by sequence.
 GROUP_BYTES = 1 << 20
-# Query rows that attend at once to a context; bounds the mask and skips most of the keys that causality hides.
-QUERY_ROWS = 256
+# Query rows of a prefill that attend at once. A row's rounding depends on the shape of its tile, so tiles are as long as
+# the state layers' chunks: what a row computes is then the same wherever, on that grid, the forward ends.
+QUERY_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +46,21 @@ class PrefillSpan:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """What every attention layer of one forward reads and writes; made once a forward."""
+    """What every attention layer of one forward reads and writes; made once a forward.
+
+    ``causal [QUERY_ROWS, longest span]``: the mask, added to scores, of the last rows of a sequence; its lower right
+    corner serves any tile.
+    """
 
     pages: torch.Tensor
     offsets: torch.Tensor
     decodes: tuple[DecodeGroup, ...]
     prefills: tuple[PrefillSpan, ...]
+    causal: torch.Tensor
 
     @classmethod
-    def of(cls, batch: ForwardBatch, block_size: int, token_bytes: int) -> AttentionPlan:
-        """``token_bytes``: bytes of one token's keys in one layer."""
+    def of(cls, batch: ForwardBatch, block_size: int, token_bytes: int, dtype: torch.dtype) -> AttentionPlan:
+        """``token_bytes``: bytes of one token's keys in one layer, which are of type ``dtype``."""
         blocks = [
             -(-(context + batch.query_starts[i + 1] - batch.query_starts[i]) // block_size)
             for i, context in enumerate(batch.context_lens)
@@ -78,7 +84,10 @@ class AttentionPlan:
             )
             for i in range(batch.num_decodes, batch.num_sequences)
         )
-        return cls(batch.pages, batch.offsets, tuple(groups), spans)
+        longest = max((QUERY_ROWS, *(span.context + span.last - span.first for span in spans)))
+        causal = torch.full((QUERY_ROWS, longest), float("-inf"), dtype=dtype, device=batch.pages.device)
+        causal.triu_(longest - QUERY_ROWS + 1)
+        return cls(batch.pages, batch.offsets, tuple(groups), spans, causal)
 
 
 def _decode_group(batch: ForwardBatch, first: int, last: int, blocks: int, block_size: int) -> DecodeGroup:
@@ -111,7 +120,7 @@ def paged_attention(
     for group in plan.decodes:
         _attend_decodes(out, q, key_pages, value_pages, group, scale)
     for span in plan.prefills:
-        _attend_span(out, q, k, v, key_pages, value_pages, span, scale)
+        _attend_span(out, q, k, v, key_pages, value_pages, span, plan, scale)
     return out
 
 
@@ -155,27 +164,25 @@ def _attend_span(
     key_pages: torch.Tensor,
     value_pages: torch.Tensor,
     span: PrefillSpan,
+    plan: AttentionPlan,
     scale: float,
 ) -> None:
-    rows, context = span.last - span.first, span.context
-    queries = q[span.first : span.last].transpose(0, 1).unsqueeze(0)
-    if context == 0:
+    if span.context:
+        keys = _gather(key_pages, span.table, 1).transpose(1, 2)
+        values = _gather(value_pages, span.table, 1).transpose(1, 2)
+    else:
         keys = k[span.first : span.last].transpose(0, 1).unsqueeze(0)
         values = v[span.first : span.last].transpose(0, 1).unsqueeze(0)
-        attended = F.scaled_dot_product_attention(queries, keys, values, is_causal=True, scale=scale, enable_gqa=True)
-        out[span.first : span.last] = attended[0].transpose(0, 1)
-        return
-    keys = _gather(key_pages, span.table, 1).transpose(1, 2)
-    values = _gather(value_pages, span.table, 1).transpose(1, 2)
+    queries = q[span.first : span.last].transpose(0, 1).unsqueeze(0)
+    rows = span.last - span.first
     for start in range(0, rows, QUERY_ROWS):
         end = min(start + QUERY_ROWS, rows)
-        total = context + end
-        mask = torch.ones(end - start, total, dtype=torch.bool, device=q.device).tril_(context + start)
+        total = span.context + end
         attended = F.scaled_dot_product_attention(
             queries[:, :, start:end],
             keys[:, :, :total],
             values[:, :, :total],
-            attn_mask=mask,
+            attn_mask=plan.causal[start - end :, -total:],
             scale=scale,
             enable_gqa=True,
         )

@@ -10,6 +10,9 @@ import torch.nn.functional as F
 
 from atom.model_ops.chunk_plan import CHUNK, ChunkPlan
 
+# Chunks convolved together: their float32 copy stays in the cache.
+GROUP = 8
+
 
 def conv_reference(x: torch.Tensor, state: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The definition, token by token. ``x [T, C]``, ``state [C, K-1]``, ``weight [K, C]``; output and new state."""
@@ -22,13 +25,18 @@ def conv_reference(x: torch.Tensor, state: torch.Tensor, weight: torch.Tensor) -
     return torch.stack(outputs), window
 
 
-def conv_step(x: torch.Tensor, states: torch.Tensor, slots: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """One token of n sequences. ``x [n, C]``, ``states [num_slots, C, K-1]`` updated in place at ``slots [n]``.
+def conv_step(x: torch.Tensor, states: torch.Tensor, slots: torch.Tensor | int, weight: torch.Tensor) -> torch.Tensor:
+    """One token of n sequences. ``x [n, C]``, ``states [num_slots, C, K-1]`` updated in place at ``slots [n]``
+    (an int for a single sequence).
 
     ``weight [K, C]`` float32; returns ``[n, C]`` float32.
     """
-    window = torch.cat((states.index_select(0, slots), x.unsqueeze(-1)), dim=-1)
-    states.index_copy_(0, slots, window[..., 1:])
+    if isinstance(slots, int):
+        window = torch.cat((states[slots : slots + 1], x.unsqueeze(-1)), dim=-1)
+        states[slots : slots + 1] = window[..., 1:]
+    else:
+        window = torch.cat((states.index_select(0, slots), x.unsqueeze(-1)), dim=-1)
+        states.index_copy_(0, slots, window[..., 1:])
     return F.silu((window * weight.t()).sum(-1))
 
 
@@ -38,34 +46,34 @@ def conv_chunks(x: torch.Tensor, states: torch.Tensor, weight: torch.Tensor, pla
     Final and interior states go to their slots. Returns ``[chunks, 64, C]`` float32; padded places are finite.
     """
     halo = weight.shape[0] - 1
-    if plan.padded_rows is None:
-        inputs = _one_sequence(x, states, plan, halo)
-    else:
-        inputs = _several_sequences(x, states, plan, halo)
+    inputs = (_one_sequence if plan.padded_rows is None else _several_sequences)(x, states, plan, halo)
     _store_states(x, states, plan, halo)
-    length = inputs.shape[1] - halo
-    out = inputs[:, :length] * weight[0]
-    for j in range(1, halo + 1):
-        out.addcmul_(inputs[:, j : j + length], weight[j])
-    return F.silu(out, inplace=True).view(plan.num_chunks, CHUNK, -1)
+    out = torch.empty(plan.num_chunks, CHUNK, x.shape[1], dtype=torch.float32, device=x.device)
+    for part, source in zip(out.split(GROUP), inputs.split(GROUP), strict=True):
+        rows = source.float()
+        torch.mul(rows[:, :CHUNK], weight[0], out=part)
+        for j in range(1, halo + 1):
+            part.addcmul_(rows[:, j : j + CHUNK], weight[j])
+        F.silu(part, inplace=True)
+    return out
 
 
 def _one_sequence(x: torch.Tensor, states: torch.Tensor, plan: ChunkPlan, halo: int) -> torch.Tensor:
-    """``[1, halo + padded rows, C]`` float32: state, rows, zeros."""
+    """``[chunks, halo + 64, C]``: every chunk behind the inputs before it; overlapping views of one buffer."""
     (span,) = plan.spans
-    inputs = torch.empty(1, halo + plan.num_chunks * CHUNK, x.shape[1], dtype=torch.float32, device=x.device)
-    inputs[0, :halo] = 0 if span.fresh else states[span.slot].t()
-    inputs[0, halo : halo + span.rows] = x
-    inputs[0, halo + span.rows :] = 0
-    return inputs
+    channels = x.shape[1]
+    rows = x.new_empty(halo + plan.num_chunks * CHUNK, channels)
+    rows[:halo] = 0 if span.fresh else states[span.slot].t()
+    rows[halo : halo + span.rows] = x
+    rows[halo + span.rows :] = 0
+    return rows.as_strided((plan.num_chunks, halo + CHUNK, channels), (CHUNK * channels, channels, 1))
 
 
 def _several_sequences(x: torch.Tensor, states: torch.Tensor, plan: ChunkPlan, halo: int) -> torch.Tensor:
-    """``[chunks, halo + 64, C]`` float32: every chunk behind the inputs before it."""
-    inputs = torch.zeros(plan.num_chunks, halo + CHUNK, x.shape[1], dtype=torch.float32, device=x.device)
+    """The same for several sequences, whose chunks alternate."""
+    inputs = x.new_zeros(plan.num_chunks, halo + CHUNK, x.shape[1])
     assert plan.padded_rows is not None
-    chunk, place = plan.padded_rows // CHUNK, plan.padded_rows % CHUNK
-    inputs[chunk, halo + place] = x.float()
+    inputs[plan.padded_rows // CHUNK, halo + plan.padded_rows % CHUNK] = x
     for order, span in enumerate(plan.spans):
         if not span.fresh:
             inputs[order, :halo] = states[span.slot].t()

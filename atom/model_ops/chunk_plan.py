@@ -41,11 +41,11 @@ class ChunkPlan:
     ``spans`` are sorted by falling number of chunks. Chunk j of every span that has one stands at ``starts[j] ..
     starts[j] + widths[j] - 1``, in the order of the spans, so that step j of the scan reads one contiguous range.
     ``padded_rows [prefill rows]``: each row's place in the padded layout, None where row r stands at place r.
-    ``decode_slots [num_decodes]`` int64.
+    ``decode_slots``: ``[num_decodes]`` int64, or the slot itself of a single decode.
     """
 
     num_decodes: int
-    decode_slots: torch.Tensor
+    decode_slots: torch.Tensor | int
     spans: tuple[StateSpan, ...]
     widths: tuple[int, ...]
     starts: tuple[int, ...]
@@ -74,7 +74,8 @@ class ChunkPlan:
         widths = tuple(sum(span.chunks > step for span in spans) for step in range(steps))
         starts = tuple(sum(widths[:step]) for step in range(steps))
         padded_rows = _padded_rows(spans, starts, batch.token_ids.device) if len(spans) > 1 else None
-        return cls(decodes, batch.state_slots[:decodes], tuple(spans), widths, starts, padded_rows)
+        decode_slots = slots[0] if decodes == 1 else batch.state_slots[:decodes]
+        return cls(decodes, decode_slots, tuple(spans), widths, starts, padded_rows)
 
     @property
     def num_chunks(self) -> int:

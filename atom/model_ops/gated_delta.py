@@ -60,16 +60,19 @@ def gated_delta_step(
     g: torch.Tensor,
     beta: torch.Tensor,
     states: torch.Tensor,
-    slots: torch.Tensor,
+    slots: torch.Tensor | int,
 ) -> torch.Tensor:
     """One token of n sequences. ``q, k [n, Hk, K]``, ``v [n, Hv, V]``, ``g, beta [n, Hv]``.
 
-    ``states [num_slots, Hv, K, V]`` is updated in place at ``slots [n]``; returns ``[n, Hv, V]``.
+    ``states [num_slots, Hv, K, V]`` is updated in place at ``slots [n]``, or at a single int, then without a copy.
+    Returns ``[n, Hv, V]``.
     """
     n, heads, dim = v.shape
     keys, width = k.shape[1:]
     groups = heads // keys
-    state = states.index_select(0, slots).view(n, keys, groups, width, dim)
+    single = isinstance(slots, int)
+    chosen = states[slots : slots + 1] if single else states.index_select(0, slots)
+    state = chosen.view(n, keys, groups, width, dim)
     state.mul_(g.exp().view(n, keys, groups, 1, 1))
     k, q = unit(k), unit(q, width**-0.5)
     both = torch.stack((k, q), dim=2).unsqueeze(2)
@@ -78,7 +81,8 @@ def gated_delta_step(
     delta = (v.view(n, keys, groups, dim) - read[..., 0, :]).mul_(beta.view(n, keys, groups, 1))
     out = torch.addcmul(read[..., 1, :], (q * k).sum(-1)[:, :, None, None], delta)
     state.addcmul_(k[:, :, None, :, None], delta.unsqueeze(3))
-    states.index_copy_(0, slots, state.view(n, heads, width, dim))
+    if not single:
+        states.index_copy_(0, slots, chosen)
     return out.view(n, heads, dim)
 
 
@@ -153,9 +157,7 @@ class _ChunkTerms:
     chunk_decay: torch.Tensor
 
     @classmethod
-    def of(
-        cls, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor
-    ) -> _ChunkTerms:
+    def of(cls, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor) -> _ChunkTerms:
         n, size, keys, width = k.shape
         heads, dim = v.shape[2:]
         groups = heads // keys

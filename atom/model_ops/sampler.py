@@ -100,9 +100,10 @@ class Sampler:
         mass = scaled.exp().cumsum(-1, dtype=torch.float64)
         total = mass[:, -1]
         uniform = torch.tensor([self._uniform(request) for request in requests], dtype=torch.float64)
-        # Below the total, so that rounding cannot point past the last token that has any probability.
-        point = torch.minimum(uniform.to(logits.device) * total, torch.nextafter(total, torch.zeros_like(total)))
+        # At most 1 - 2**-53, so that the product is below the total even when rounded: no token past the last possible.
+        point = uniform.to(logits.device) * total
         tokens = torch.searchsorted(mass, point.unsqueeze(1), right=True).squeeze(1)
+        # A row that is not finite may point anywhere; its token is not used, but has to be one.
         return tokens.clamp(max=self.vocab_size - 1)
 
     def _uniform(self, request: SampledRequest) -> float:

@@ -39,7 +39,7 @@ class SelfAttention(nn.Module):
     """Grouped-query attention over pages.
 
     ``gated``: the published q_proj holds, per head, a query and an output gate. ``head_norms``: None, "plain" or
-    "zero_centered" (scale ``1 + weight``). ``out_bias`` of None means ``bias``.
+    "zero_centered" (scale ``1 + weight``).
     """
 
     def __init__(
@@ -74,9 +74,7 @@ class SelfAttention(nn.Module):
     ) -> torch.Tensor:
         """``x [T, hidden]``; writes keys and values to the plan's pages; returns ``[T, hidden]``."""
         projected = self.qkv(x).unflatten(-1, (-1, self.size))
-        gates, qk, v = projected.split(
-            (self.heads * self.gated, self.heads + self.kv_heads, self.kv_heads), dim=1
-        )
+        gates, qk, v = projected.split((self.heads * self.gated, self.heads + self.kv_heads, self.kv_heads), dim=1)
         turned = qk.to(torch.float32, copy=self.head_norms is None)
         if self.head_norms is not None:
             turned = self.head_norms(turned)

@@ -84,11 +84,13 @@ class CausalLM(nn.Module):
     """A language model over paged keys and values and per-request states.
 
     A family gives ``make_layer``. ``config`` is the text configuration as transformers parses it; its ``dtype`` is the
-    dtype of the weights (float32 if None). Weights are uninitialised until loaded.
+    dtype of the weights (float32 if None). Weights are uninitialised until loaded. ValueError for a setting that is not
+    supported.
     """
 
     def __init__(self, config: Any) -> None:
         super().__init__()
+        check_supported(config)
         dtype = config.dtype or torch.float32
         self.dtype = dtype
         self.num_layers: int = config.num_hidden_layers
@@ -140,7 +142,7 @@ class CausalLM(nn.Module):
         block_size = caches[self.attention_layer]["k"].shape[1]
         cos, sin = self.rotary(batch.positions)
         step = Step(
-            AttentionPlan.of(batch, block_size, self.key_bytes),
+            AttentionPlan.of(batch, block_size, self.key_bytes, self.dtype),
             ChunkPlan.of(batch) if self.has_state else None,
             cos,
             sin,
@@ -166,3 +168,13 @@ def is_linear(config: Any, layer: int) -> bool:
     """Whether the layer is linear attention, by the configuration's layer_types (none: all attend)."""
     types = getattr(config, "layer_types", None)
     return bool(types) and types[layer] == "linear_attention"
+
+
+def check_supported(config: Any) -> None:
+    """ValueError for layer types or activations that the layers here do not compute."""
+    types = set(getattr(config, "layer_types", None) or ())
+    unknown = sorted(types - {"full_attention", "linear_attention"})
+    if unknown:
+        raise ValueError(f"layer types {', '.join(unknown)} are not supported; supported: full, linear attention")
+    if config.hidden_act != "silu":
+        raise ValueError(f"activation {config.hidden_act!r} is not supported; supported: silu")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,10 +30,8 @@ class Qwen3_5ForCausalLM(CausalLM):
             mixer = cls.make_linear(config, dtype)
         else:
             bias = getattr(config, "attention_bias", False)
-            mixer = SelfAttention(
-                config, dtype, head_dim(config), gated=True, head_norms="zero_centered", bias=bias
-            )
-        norm = lambda: cls.make_norm(config, config.hidden_size, dtype)  # noqa: E731
+            mixer = SelfAttention(config, dtype, head_dim(config), gated=True, head_norms="zero_centered", bias=bias)
+        norm = partial(cls.make_norm, config, config.hidden_size, dtype)
         return DecoderLayer(norm, mixer, cls.make_mlp(config, layer, dtype))
 
     @staticmethod
