@@ -91,7 +91,9 @@ class RecordingRunner:
             self.slots[restore.slot] = self.read_image(restore.pages)
         work = [(seq, seq.num_computed_tokens, seq.token_ids[seq.num_computed_tokens :], ()) for seq in plan.decodes]
         work += [(v.seq, v.seq.num_computed_tokens, [v.seq.token_ids[-1], *v.drafts], ()) for v in plan.verifications]
-        work += [(p.seq, p.chunk.start, p.seq.token_ids[p.chunk.start : p.chunk.end], p.reserved) for p in plan.prefills]
+        work += [
+            (p.seq, p.chunk.start, p.seq.token_ids[p.chunk.start : p.chunk.end], p.reserved) for p in plan.prefills
+        ]
         assert len({seq.request_id for seq, *_ in work}) == len(work), "a request runs twice in one step"
         states = {seq.request_id: self._state(seq) for seq, *_ in work}
         self._written: set[object] = set()
@@ -100,7 +102,9 @@ class RecordingRunner:
         for seq, start, tokens, reserved in work:
             context = tuple(self._read(seq, i) for i in range(start))
             if self.slots and start:
-                assert states[seq.request_id] == context, f"{states[seq.request_id]} is the state for pages of {context}"
+                assert (
+                    states[seq.request_id] == context
+                ), f"{states[seq.request_id]} is the state for pages of {context}"
             self.consumed += range(start, start + len(tokens))
             for i, token in enumerate(tokens, start):
                 page = seq.block_table[i // self.block_size]

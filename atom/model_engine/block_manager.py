@@ -180,9 +180,7 @@ class BlockManager:
         if interior is not None:
             interior -= interior_taken
         room = self.states.cache.has_room()
-        chunk = plan_chunk(
-            self.placement, seq.num_computed_tokens, seq.num_tokens, budget, seq.demand, interior, room
-        )
+        chunk = plan_chunk(self.placement, seq.num_computed_tokens, seq.num_tokens, budget, seq.demand, interior, room)
         if chunk.cut is not None:
             self.stats.cuts[chunk.cut] += 1
         return chunk

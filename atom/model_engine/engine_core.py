@@ -101,9 +101,7 @@ class EngineCore:
         self.runner = runner
         self.block_manager = make_block_manager(config, runner.geometry, runner.sizing, runner.interior_grid)
         self.drafter = make_drafter(config.speculative_config)
-        self.scheduler = Scheduler(
-            self.block_manager, config.max_num_seqs, config.max_num_batched_tokens, self.drafter
-        )
+        self.scheduler = Scheduler(self.block_manager, config.max_num_seqs, config.max_num_batched_tokens, self.drafter)
         self._finished = {"stop": 0, "length": 0, "abort": 0, "error": 0}
         self._prompt_tokens = self._output_tokens = 0
         self._warn_settings()
@@ -303,7 +301,9 @@ class EngineCore:
             "max_num_batched_tokens": config.max_num_batched_tokens,
             "enable_prefix_caching": config.enable_prefix_caching,
             "state_checkpoint_interval_tokens": placement.interval if placement.enabled else 0,
-            "state_checkpoint_backend": None if states is None else ("slot" if states.transfer is StateTransfer.FORK else "page"),
+            "state_checkpoint_backend": (
+                None if states is None else ("slot" if states.transfer is StateTransfer.FORK else "page")
+            ),
             "state_checkpoint_demand": placement.demand,
             "pages_per_checkpoint": self.block_manager.pool.pages_per_image,
             "num_speculative_tokens": config.num_speculative_tokens,

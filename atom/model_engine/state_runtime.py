@@ -149,9 +149,7 @@ class StateRuntime:
         self._scratch += scratch
         return ReservedRung(rung.position, checkpoint, scratch[0])
 
-    def _reserve(
-        self, seq: Sequence, key: BlockKey, kind: RungKind, replace: Checkpoint | None
-    ) -> Checkpoint | None:
+    def _reserve(self, seq: Sequence, key: BlockKey, kind: RungKind, replace: Checkpoint | None) -> Checkpoint | None:
         checkpoint = self.cache.reserve(key, kind, replace)
         if kind is RungKind.ANCHOR:
             if checkpoint is not None and seq.last_anchor is not replace:

@@ -58,9 +58,7 @@ class StepUpdate:
         return output
 
 
-def _append(
-    seq: Sequence, tokens: SequenceOf[int | None], logprobs: SequenceOf[TokenLogprobs | None]
-) -> EngineOutput:
+def _append(seq: Sequence, tokens: SequenceOf[int | None], logprobs: SequenceOf[TokenLogprobs | None]) -> EngineOutput:
     """Append ``tokens`` up to the one that ends the request. None stands for logits that were not finite."""
     output = EngineOutput(seq.request_id, [], seq.num_cached_tokens or 0)
     for token, logprob in zip(tokens, logprobs, strict=True):
