@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from atom.utils.envs import STATE_CHECKPOINT_DEMAND
 from atom.utils.units import parse_bytes
 
 SHIPPED_MODEL = str(Path(__file__).parent / "shipped_model")
@@ -49,10 +51,16 @@ class EngineConfig:
         f"Memory for pages and slots, e.g. 4GiB; default: {FREE_MEMORY_SHARE:.0%} of the memory that is free at start.",
         metavar="SIZE",
     )
+    state_checkpoint_backend: str = setting(
+        "auto",
+        "Where state checkpoints are kept: as images in pages, from the pool that holds KV, or as slots of their own; "
+        "auto is page.",
+        choices=("auto", "page", "slot"),
+    )
     state_checkpoint_slots: int | None = setting(
         None,
-        "Slots for state checkpoints beside those of running requests; default: up to half of the memory, "
-        "at most one a page.",
+        "With --state-checkpoint-backend=slot: slots for checkpoints beside those of running requests; default: up to "
+        "half of the memory, at most one a page.",
         metavar="N",
     )
     max_num_seqs: int = setting(32, "Requests that run at the same time.", metavar="N")
@@ -66,6 +74,17 @@ class EngineConfig:
         "Keep a state every N tokens of a prompt (snapped down to the block grid); -1: no ladder, the prompt's end is "
         "still kept; 0: no state checkpoints.",
         metavar="N",
+    )
+    state_checkpoint_demand: bool | None = setting(
+        None,
+        "Keep a state at a boundary where a request was refused for want of one; default: on, or what "
+        "ATOM_STATE_CHECKPOINT_DEMAND says. Off, the loss is still measured.",
+    )
+    speculative_config: str | dict | None = setting(
+        None,
+        'Guess tokens ahead and verify them in one forward, e.g. {"method": "ngram", "num_speculative_tokens": 3}; '
+        "optional keys: prompt_lookup_max, prompt_lookup_min.",
+        metavar="JSON",
     )
     prefix_hash: str = setting(
         "xxh3_128", "Hash of block keys; sha256 where tenants do not trust each other.", choices=("xxh3_128", "sha256")
@@ -89,6 +108,13 @@ class EngineConfig:
         interval = self.state_checkpoint_interval_tokens
         _require(interval >= -1, "state_checkpoint_interval_tokens", interval, "use -1, 0 or a count such as 8192")
         _require(self.cache_stats_interval >= 0, "cache_stats_interval", self.cache_stats_interval, "use 0 or more")
+        _require(
+            self.state_checkpoint_slots is None or self.state_checkpoint_backend == "slot",
+            "state_checkpoint_slots",
+            self.state_checkpoint_slots,
+            "images in pages take no slots; use --state-checkpoint-backend=slot or leave it out",
+        )
+        self.speculative_config = _speculative(self.speculative_config)
         if self.kv_cache_memory is not None:
             try:
                 self.kv_cache_memory = parse_bytes(self.kv_cache_memory)
@@ -101,11 +127,24 @@ class EngineConfig:
             value, annotation = getattr(self, item.name), str(item.type)
             if value is None and "None" in annotation:
                 continue
-            wanted = [kind for kind in (bool, int, str) if kind.__name__ in annotation]
+            wanted = [kind for kind in (bool, int, str, dict) if kind.__name__ in annotation]
             good = isinstance(value, tuple(wanted)) and (bool in wanted or not isinstance(value, bool))
             _require(good, item.name, value, f"use a value of type {annotation}")
             choices = item.metadata["choices"]
             _require(not choices or value in choices, item.name, value, f"use one of {', '.join(choices or ())}")
+
+    @property
+    def num_speculative_tokens(self) -> int:
+        """Tokens guessed ahead at most; 0 without speculation."""
+        settings = self.speculative_config
+        return int(settings["num_speculative_tokens"]) if isinstance(settings, dict) else 0
+
+    @property
+    def places_demand(self) -> bool:
+        """Whether demand rungs are placed: the flag, else the environment, else yes."""
+        if self.state_checkpoint_demand is not None:
+            return self.state_checkpoint_demand
+        return STATE_CHECKPOINT_DEMAND.get().lower() not in ("0", "false", "no", "off")
 
     @property
     def num_threads(self) -> int:
@@ -116,6 +155,24 @@ class EngineConfig:
     def model_name(self) -> str:
         """Name of the model in the API and in block keys."""
         return self.served_model_name or Path(self.model).resolve().name
+
+
+def _speculative(value: str | dict | None) -> dict[str, object] | None:
+    """Validated settings of speculation with every key present."""
+    if value is None:
+        return None
+    name, example = "speculative_config", '{"method": "ngram", "num_speculative_tokens": 3}'
+    try:
+        given = json.loads(value) if isinstance(value, str) else dict(value)
+    except json.JSONDecodeError:
+        raise ConfigError(name, value, f"not JSON; use e.g. {example}") from None
+    defaults = {"method": "ngram", "prompt_lookup_max": 4, "prompt_lookup_min": 2}
+    settings = {**defaults, **given} if isinstance(given, dict) else {}
+    good = settings.keys() == defaults.keys() | {"num_speculative_tokens"} and settings["method"] == "ngram"
+    counts = [settings.get(key) for key in ("num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min")]
+    good = good and all(isinstance(count, int) and 1 <= count <= 16 for count in counts) and counts[2] <= counts[1]
+    _require(good, name, value, f"use e.g. {example}, counts from 1 to 16, prompt_lookup_min at most prompt_lookup_max")
+    return settings
 
 
 def _require(condition: bool, name: str, value: object, works: str) -> None:

@@ -8,20 +8,25 @@ from __future__ import annotations
 import random
 import zlib
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import xxhash
 
 from atom.config import EngineConfig
-from atom.model_engine.cache_layout import CacheLayout
+from atom.model_engine.block_manager import BlockManager
+from atom.model_engine.cache_layout import CacheGeometry
 from atom.model_engine.engine_core import EngineCore
 from atom.model_engine.messages import EngineRequest
-from atom.model_engine.scheduler import StepPlan
 from atom.model_engine.sizing import Sizing
+from atom.model_engine.step_plan import StepPlan, StepResult
 from atom.sampling_params import SamplingParams
 
+PAGE_BYTES = 64
 VOCAB = 50
 POISON = ("poison",)
+DEFAULTS = {"backend": "page"}
+"""What an :class:`Engine` takes where a test does not say; a fixture runs a module's tests over both backends."""
 
 
 def next_token(tokens: tuple[int, ...]) -> int:
@@ -38,71 +43,137 @@ def cold_output(prompt: list[int], count: int) -> list[int]:
 
 
 class RecordingRunner:
-    """Holds, for each page, the token at each offset, and for each slot, the list of tokens its state consumed."""
+    """Holds, for each page, the token at each offset, and for each slot, the list of tokens its state consumed.
+
+    An image's page i holds ``("image", state, i)``: a restore that mixes images or their order shows.
+    """
 
     def __init__(
-        self, block_size: int, num_blocks: int, num_slots: int, max_model_len: int, interior_grid: int | None
+        self,
+        block_size: int,
+        num_blocks: int,
+        num_slots: int,
+        max_model_len: int,
+        interior_grid: int | None,
+        pages_per_image: int = 3,
     ) -> None:
-        stateful = num_slots > 0
-        self.layout = CacheLayout(block_size, (), (), page_bytes=64, slot_bytes=64 if stateful else 0)
-        self.sizing = Sizing(num_blocks, num_slots, max_model_len, 64, 64 if stateful else 0)
+        image = PAGE_BYTES * pages_per_image - 1 if num_slots else 0
+        self.geometry = CacheGeometry(block_size, PAGE_BYTES, image, image, "recording")
+        self.sizing = Sizing(num_blocks, num_slots, max_model_len, PAGE_BYTES, image)
         self.vocab_size = VOCAB
         self.block_size = block_size
         self.pages: list[list[object]] = [[POISON] * block_size for _ in range(num_blocks)]
         self.slots: list[tuple] = [POISON] * num_slots
         self.plans: list[StepPlan] = []
         self.fail_next = False
+        self.fail_store = False
         self.interior_grid = interior_grid
-        self.violation: AssertionError | None = None
+        self.violation: Exception | None = None
         self.consumed: list[int] = []
 
-    def execute(self, plan: StepPlan):
+    def execute(self, plan: StepPlan) -> StepResult:
         self.plans.append(plan)
+        if self.fail_next:
+            self.fail_next = False
+            raise RuntimeError("injected")
         try:
             return self._execute(plan)
-        except AssertionError as error:
+        except Exception as error:
             # The core turns a failed forward into an answer; a violation must not pass for one.
             self.violation = error
             raise
 
-    def _execute(self, plan: StepPlan):
-        if self.fail_next:
-            self.fail_next = False
-            raise RuntimeError("injected")
+    def _execute(self, plan: StepPlan) -> StepResult:
         restores = list(plan.maintenance.restores)
         random.Random(len(self.plans)).shuffle(restores)
-        assert not {c.source for c in restores} & {c.target for c in restores}
-        for copy in restores:
-            assert self.slots[copy.source] is not POISON, "a restore reads a freed slot"
-            self.slots[copy.target] = self.slots[copy.source]
-        work = [(seq, seq.num_computed_tokens, seq.num_tokens, ()) for seq in plan.decodes]
-        work += [(p.seq, p.chunk.start, p.chunk.end, p.reserved) for p in plan.prefills]
+        assert len({r.slot for r in restores}) == len(restores), "two restores write one slot"
+        for restore in restores:
+            self.slots[restore.slot] = self.read_image(restore.pages)
+        work = [(seq, seq.num_computed_tokens, seq.token_ids[seq.num_computed_tokens :], ()) for seq in plan.decodes]
+        work += [(v.seq, v.seq.num_computed_tokens, [v.seq.token_ids[-1], *v.drafts], ()) for v in plan.verifications]
+        work += [
+            (p.seq, p.chunk.start, p.seq.token_ids[p.chunk.start : p.chunk.end], p.reserved) for p in plan.prefills
+        ]
         assert len({seq.request_id for seq, *_ in work}) == len(work), "a request runs twice in one step"
-        written: set[int] = set()
-        results = {}
-        for seq, start, end, reserved in work:
+        states = {seq.request_id: self._state(seq) for seq, *_ in work}
+        self._written: set[object] = set()
+        consumed = {}
+        verified = {v.seq.request_id for v in plan.verifications}
+        for seq, start, tokens, reserved in work:
             context = tuple(self._read(seq, i) for i in range(start))
-            if self.slots:
-                state = self.slots[seq.state_slots[0]] if start else ()
-                assert state == context, f"state of {state} is used for pages of {context}"
-            self.consumed += range(start, end)
-            for i in range(start, end):
+            if self.slots and start:
+                assert (
+                    states[seq.request_id] == context
+                ), f"{states[seq.request_id]} is the state for pages of {context}"
+            self.consumed += range(start, start + len(tokens))
+            for i, token in enumerate(tokens, start):
                 page = seq.block_table[i // self.block_size]
-                assert (page, i % self.block_size) not in written
-                written.add((page, i % self.block_size))
-                self.pages[page][i % self.block_size] = seq.token_ids[i]
-            consumed = context + tuple(seq.token_ids[start:end])
-            results[seq.request_id] = consumed
-            if self.slots:
-                self.slots[seq.state_slots[0]] = consumed
-            for rung in reserved:
-                assert start < rung.position <= end
-                inside = rung.position < end
-                assert not inside or (self.interior_grid and (rung.position - start) % self.interior_grid == 0)
-                assert rung.checkpoint.slot not in {c.source for c in restores}, "a state being read is overwritten"
-                self.slots[rung.checkpoint.slot] = consumed[: rung.position]
-        tokens = [next_token(results[seq.request_id]) for seq in plan.samples]
+                self._write((page, i % self.block_size))
+                self.pages[page][i % self.block_size] = token
+            whole = consumed[seq.request_id] = context + tuple(tokens)
+            if self.slots and seq.request_id in verified:
+                for j in range(len(tokens)):
+                    self._write(seq.state_slots[j])
+                    self.slots[seq.state_slots[j]] = whole[: start + 1 + j]
+            elif self.slots:
+                self._write(seq.state_slots[0])
+                self.slots[seq.state_slots[0]] = whole
+            self._keep(start, whole, reserved)
+        tokens = [next_token(consumed[seq.request_id]) for seq in plan.samples]
+        return StepResult(
+            tokens, [None] * len(tokens), [self._verify(v, consumed[v.seq.request_id]) for v in plan.verifications]
+        )
+
+    def _state(self, seq):
+        """What the forward reads; every read comes before every write, as in one forward of a model."""
+        if not self.slots:
+            return None
+        return self.slots[seq.state_slots[0] if seq.reading is None else seq.reading.slot]
+
+    def _write(self, place: object) -> None:
+        assert place not in self._written, f"{place} is written twice in one forward"
+        self._written.add(place)
+
+    def _keep(self, start: int, whole: tuple, reserved) -> None:
+        for rung in reserved:
+            assert start < rung.position <= len(whole)
+            if rung.slot is None:
+                assert rung.position == len(whole), "a state inside a chunk has no place"
+            else:
+                assert self.interior_grid and (rung.position - start) % self.interior_grid == 0
+                self._write(rung.slot)
+                self.slots[rung.slot] = whole[: rung.position]
+
+    def _verify(self, verification, consumed: tuple):
+        first = len(consumed) - len(verification.drafts)
+        tokens = []
+        for j in range(len(verification.drafts) + 1):
+            tokens.append(next_token(consumed[: first + j]))
+            if j < len(verification.drafts) and tokens[-1] != verification.drafts[j]:
+                break
         return tokens, [None] * len(tokens)
+
+    def store(self, stores) -> None:
+        if self.fail_store:
+            self.fail_store = False
+            raise RuntimeError("injected")
+        targets = [page for store in stores for page in store.pages]
+        try:
+            assert len(set(targets)) == len(targets), "a page is stored to twice"
+            assert all(self.slots[store.slot] is not POISON for store in stores), "a freed slot is stored"
+        except AssertionError as error:
+            self.violation = error
+            raise
+        for store in stores:
+            for i, page in enumerate(store.pages):
+                self.pages[page] = [("image", self.slots[store.slot], i)] * self.block_size
+
+    def read_image(self, pages) -> tuple:
+        """The state in an image's pages."""
+        pieces = [self.pages[page][0] for page in pages]
+        state = pieces[0][1]
+        assert pieces == [("image", state, i) for i in range(self.geometry.pages_per_image)], f"not an image: {pieces}"
+        return state
 
     def _read(self, seq, position: int):
         token = self.pages[seq.block_table[position // self.block_size]][position % self.block_size]
@@ -113,12 +184,36 @@ class RecordingRunner:
         pass
 
 
+class ScriptedDrafter:
+    """Drafts the true continuation, wrong from position ``wrong(step)`` on; ``wrong`` None drafts what the model says."""
+
+    def __init__(self, num_speculative_tokens: int, wrong: Callable[[int], int | None]) -> None:
+        self.num_speculative_tokens = num_speculative_tokens
+        self.wrong = wrong
+        self.steps = 0
+
+    def propose(self, seq, limit: int) -> list[int]:
+        self.steps += 1
+        drafts = cold_output(seq.token_ids, min(limit, self.num_speculative_tokens))
+        wrong = self.wrong(self.steps)
+        if wrong is not None and wrong < len(drafts):
+            drafts[wrong] = (drafts[wrong] + 1) % VOCAB
+        return drafts
+
+    def forget(self, request_id: str) -> None:
+        pass
+
+
 @dataclass
 class Engine:
-    """A core over a recording runner, with the oracle run after every step."""
+    """A core over a recording runner, with the oracle run after every step.
+
+    ``checkpoint_slots``: slots beside those of requests, for checkpoints (slot backend) or states inside chunks (page);
+    None: a model without state. ``wrong``: see :class:`ScriptedDrafter`, with ``speculate`` tokens a step.
+    """
 
     block_size: int = 4
-    num_blocks: int = 32
+    num_blocks: int = 48
     checkpoint_slots: int | None = 4
     max_num_seqs: int = 4
     budget: int = 16
@@ -126,6 +221,11 @@ class Engine:
     max_model_len: int = 96
     interior_grid: int | None = None
     enable_prefix_caching: bool = True
+    backend: str = field(default_factory=lambda: DEFAULTS["backend"])
+    pages_per_image: int = 3
+    demand: bool = True
+    speculate: int = 0
+    wrong: Callable[[int], int | None] = lambda step: None
     outputs: dict[str, list[int]] = field(default_factory=dict)
     cached: dict[str, int] = field(default_factory=dict)
     finish: dict[str, str] = field(default_factory=dict)
@@ -138,15 +238,27 @@ class Engine:
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.budget,
             state_checkpoint_interval_tokens=self.interval,
+            state_checkpoint_backend=self.backend,
+            state_checkpoint_demand=self.demand,
             enable_prefix_caching=self.enable_prefix_caching,
+            speculative_config={"num_speculative_tokens": self.speculate} if self.speculate else None,
             cache_stats_interval=0,
         )
-        slots = 0 if self.checkpoint_slots is None else self.max_num_seqs + self.checkpoint_slots
-        self.runner = RecordingRunner(self.block_size, self.num_blocks, slots, self.max_model_len, self.interior_grid)
+        per_request = 1 + self.speculate
+        slots = 0 if self.checkpoint_slots is None else self.max_num_seqs * per_request + self.checkpoint_slots
+        self.runner = RecordingRunner(
+            self.block_size, self.num_blocks, slots, self.max_model_len, self.interior_grid, self.pages_per_image
+        )
         self.core = EngineCore(config, self.runner)
+        if self.speculate:
+            self.core.scheduler.drafter = ScriptedDrafter(self.speculate, self.wrong)
         self.names: dict[bytes, tuple[int, ...]] = {}
         self.prompts: dict[str, tuple[list[int], int]] = {}
         self.steps = 0
+
+    @property
+    def manager(self) -> BlockManager:
+        return self.core.block_manager
 
     def add(self, name: str, prompt: list[int], count: int = 4, salt: str | None = None, **params) -> None:
         sampling = SamplingParams(max_tokens=count, temperature=0, ignore_eos=True, **params)
@@ -154,7 +266,7 @@ class Engine:
         self.prompts[name] = (prompt, min(count, self.max_model_len - len(prompt)))
         # The oracle's own chain of keys, over prompt and the answer that a cold run gives.
         tokens = prompt + cold_output(prompt, self.prompts[name][1])
-        key = self.core.block_manager.hasher.root(salt)
+        key = self.manager.hasher.root(salt)
         for end in range(self.block_size, len(tokens) + 1, self.block_size):
             key = xxhash.xxh3_128_digest(key + array("I", tokens[end - self.block_size : end]).tobytes())
             self.names[key] = tuple(tokens[:end])
@@ -197,34 +309,39 @@ class Engine:
 
     def check(self) -> None:
         """The oracle: what is findable under a key consumed exactly the tokens that the key names (I1, I5, I8)."""
-        manager = self.core.block_manager
+        manager = self.manager
         manager.check()
-        pool, slots = manager.pool, manager.slots
-        assert pool.num_vacant + pool.num_cached + pool.num_live == self.num_blocks
+        pool, states = manager.pool, manager.states
+        assert pool.num_vacant + pool.num_cached + pool.num_live + pool.num_image_pages == self.num_blocks
+        assert pool.num_live == len({page for seq in self.core.scheduler.running for page in seq.block_table})
         for key, block in pool._index.items():
             assert tuple(self.runner.pages[block]) == self.names[key][-self.block_size :]
-        if slots is not None:
-            assert slots.num_reserved == 0, "a reservation outlived its step"
-            for key, slot in slots.ready_slots().items():
-                assert self.runner.slots[slot] == self.names[key]
-            assert slots.num_vacant + slots.num_live + slots.num_checkpoints == slots.num_slots
-            assert slots.num_live == len(self.core.scheduler.running)
+        if states is not None:
+            assert states.cache.num_reserved == 0, "a reservation outlived its step"
+            for key, checkpoint in states.cache.ready().items():
+                assert self.state_of(checkpoint) == self.names[key]
+            assert states.slots.num_live == len(self.core.scheduler.running) * states.slots_per_request
         s = manager.stats
         assert s.cached_tokens <= s.wanted_tokens <= s.matched_tokens <= s.reusable_tokens
 
+    def state_of(self, checkpoint) -> tuple:
+        """The tokens that a checkpoint's state consumed."""
+        if checkpoint.slot is not None:
+            return self.runner.slots[checkpoint.slot]
+        return self.runner.read_image(checkpoint.pages)
+
     def check_idle(self) -> None:
         """An idle engine's pools are whole: nothing is live, pinned or reserved."""
-        manager = self.core.block_manager
-        assert manager.pool.num_available == self.num_blocks
-        if manager.slots is not None:
-            assert manager.slots.num_live == 0
-            assert manager.slots.num_vacant + manager.slots.num_checkpoints == manager.slots.num_slots
+        pool, states = self.manager.pool, self.manager.states
+        assert pool.num_available == self.num_blocks
+        if states is not None:
+            assert states.slots.num_live == 0 and states.slots.num_available == states.slots.num_slots
 
     def poison(self) -> None:
         """Overwrite every vacant page and slot, so that a read of freed memory shows."""
-        pool, slots = self.core.block_manager.pool, self.core.block_manager.slots
+        pool, states = self.manager.pool, self.manager.states
         for block in pool._vacant:
             self.runner.pages[block] = [POISON] * self.block_size
-        if slots is not None:
-            for slot in slots._vacant:
+        if states is not None:
+            for slot in states.slots._vacant:
                 self.runner.slots[slot] = POISON

@@ -6,12 +6,19 @@ import random
 
 import pytest
 
-from tests.recording import VOCAB, Engine
+from tests.recording import DEFAULTS, VOCAB, Engine
 
 
 def prompt_of(length: int, seed: int = 0) -> list[int]:
     rng = random.Random(seed)
     return [rng.randrange(VOCAB) for _ in range(length)]
+
+
+@pytest.fixture(params=["page", "slot"], autouse=True)
+def backend(request, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Every case holds for both backends."""
+    monkeypatch.setitem(DEFAULTS, "backend", request.param)
+    return request.param
 
 
 BUDGETS = pytest.mark.parametrize("budget", [10, 16, 24])
@@ -62,13 +69,13 @@ def test_case_6_preempted_equals_unpreempted(budget: int, after: int) -> None:
         while not scheduler.running or scheduler.running[0].num_output_tokens < after:
             engine.step()
         scheduler._preempt(scheduler.running.pop())
-        assert engine.core.block_manager.slots.num_live == 0
+        assert engine.manager.states.slots.num_live == 0
         engine.check()
         engine.poison()
     engine.run()
     engine.check_answer("r")
     assert scheduler.num_preemptions == 2
-    assert engine.core.block_manager.stats.requests == 1, "counted once, however often it is admitted"
+    assert engine.manager.stats.requests == 1, "counted once, however often it is admitted"
 
 
 def test_case_7_poisoned_memory_is_never_read() -> None:
@@ -130,10 +137,10 @@ def test_case_14_an_edit_near_the_end_hits_a_lower_rung(budget: int, edited: int
 
 
 def test_case_15_no_room_for_a_checkpoint_is_counted_and_skipped() -> None:
-    """Every slot is live: rungs are dropped, requests end as they should, and the next one starts cold."""
-    engine = Engine(max_num_seqs=2, checkpoint_slots=0, budget=32)
-    engine.add("a", prompt_of(20, 1), 8)
-    engine.add("b", prompt_of(20, 2), 8)
+    """Every slot is live, and fewer pages are left than an image takes: rungs are dropped, requests end as they should."""
+    engine = Engine(max_num_seqs=2, checkpoint_slots=0, budget=128, num_blocks=24)
+    engine.add("a", prompt_of(44, 1), 3)
+    engine.add("b", prompt_of(44, 2), 3)
     engine.run()
     assert engine.core.cache_stats()["checkpoints_dropped"] >= 1
     for name in "ab":
@@ -159,7 +166,7 @@ def test_case_16_random_ends_leave_the_pool_whole(budget: int) -> None:
 @pytest.mark.parametrize(("budget", "interval"), [(16, 12), (3, 16), (2, 16), (5, 4)])
 def test_case_18_odd_budgets_make_progress(budget: int, interval: int, caplog: pytest.LogCaptureFixture) -> None:
     """Budget 16 with grid 12 and two prompts; a budget smaller than the grid: progress, right, and a warning."""
-    engine = Engine(budget=budget, interval=interval, max_num_seqs=2, checkpoint_slots=20)
+    engine = Engine(budget=budget, interval=interval, max_num_seqs=2, checkpoint_slots=20, num_blocks=128)
     if budget < engine.block_size:
         assert f"--max-num-batched-tokens={budget} is below --block-size=4" in caplog.text
     engine.add("a", prompt_of(30, 1))
@@ -241,7 +248,7 @@ def test_last_slot_is_adopted() -> None:
 
 
 def test_salts_share_nothing() -> None:
-    engine = Engine()
+    engine = Engine(num_blocks=128, checkpoint_slots=20)
     prompt = prompt_of(33)
     assert engine.ask("a", prompt, salt="a") == 0
     assert engine.ask("b", prompt, salt="b") == 0

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import pytest
 
+from atom.model_engine.placement import RungKind
 from tests.recording import VOCAB, Engine
 
 
@@ -25,64 +27,81 @@ def random_prompt(rng: random.Random, roots: list[list[int]], longest: int) -> l
     return base[:longest]
 
 
-def workload(seed: int, steps: int) -> int:
-    """Returns the number of engine steps run."""
+def workload(seed: int, steps: int, fates: Counter[str] | None = None) -> None:
+    """``steps`` engine steps of random requests in a random tiny engine; ``fates`` collects what happened in it."""
     rng = random.Random(seed)
-    seqs = rng.choice([1, 2, 4])
-    stateful = rng.random() < 0.85
+    stateful = rng.random() < 0.9
+    page = rng.choice([1, 2, 4, 8])
     engine = Engine(
-        num_blocks=rng.choice([16, 20, 32, 64]),
+        block_size=page,
+        num_blocks=rng.choice([64, 80, 112, 256]) // page,
         checkpoint_slots=rng.choice([0, 1, 2, 6, 20]) if stateful else None,
-        max_num_seqs=seqs,
+        max_num_seqs=rng.choice([1, 2, 4]),
         budget=rng.choice([4, 10, 16, 24, 64]),
-        interval=rng.choice([-1, 0, 4, 8, 16, 24, 18]),
+        interval=rng.choice([-1, 0, 8, 16, 24, 18]),
         max_model_len=64,
-        interior_grid=rng.choice([None, None, 4, 8]),
+        interior_grid=rng.choice([None, page, 2 * page, 8]),
         enable_prefix_caching=rng.random() < 0.95,
+        backend=rng.choice(["page", "slot"]),
+        pages_per_image=rng.choice([1, 2, 3, 7]),
+        demand=rng.random() < 0.8,
+        speculate=rng.choice([0, 0, 1, 3]),
+        wrong=lambda step: rng.choice([None, 0, 1, 2]),
     )
+    core = engine.core
     roots: list[list[int]] = []
     names: list[str] = []
     aborted: set[str] = set()
-    failed: set[str] = set()
     while engine.steps < steps:
-        if rng.random() < 0.25 and len(engine.core.scheduler.waiting) < 4:
+        if rng.random() < 0.25 and len(core.scheduler.waiting) < 4:
             name = f"r{len(names)}"
             prompt = random_prompt(rng, roots, 50)
-            engine.add(name, prompt, rng.randrange(1, 20), salt=rng.choice([None, None, "tenant"]))
+            engine.add(name, prompt, rng.randrange(1, 14), salt=rng.choice([None, None, "tenant"]))
             names.append(name)
             roots = [*roots, prompt][-6:]
         if names and rng.random() < 0.05:
             name = rng.choice(names[-8:])
             if name not in engine.finish:
                 aborted.add(name)
-            engine.core.abort_requests([name])
+            core.abort_requests([name])
             engine.check()
             engine.poison()
         if rng.random() < 0.003:
-            engine.core.reset_prefix_cache()
+            core.reset_prefix_cache()
             engine.check()
             engine.poison()
-        if rng.random() < 0.01:
-            engine.runner.fail_next = True
+        engine.runner.fail_next |= rng.random() < 0.005
+        engine.runner.fail_store |= rng.random() < 0.005
         engine.step()
-        failed = {name for name, reason in engine.finish.items() if reason == "error"}
-        if names and engine.finish.get(names[-1]) == "length" and rng.random() < 0.2:
+        if names and engine.finish.get(names[-1]) == "length" and rng.random() < 0.3:
             roots = [*roots, engine.prompts[names[-1]][0] + engine.outputs[names[-1]]][-6:]
     engine.runner.fail_next = False
     engine.run()
     for name in names:
-        if name not in aborted and name not in failed:
+        if name not in aborted and engine.finish[name] != "error":
             engine.check_answer(name)
-    assert len(names) > steps / 100
-    return engine.steps
+    if fates is not None:
+        fates.update({name: int(value) for name, value in core.metrics().items() if name.endswith("_total")})
+        fates["restores"] += sum(len(plan.maintenance.restores) for plan in engine.runner.plans)
+        fates["steps"] += engine.steps
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_random_workload(seed: int) -> None:
-    workload(seed, 400)
+def test_random_workloads() -> None:
+    """20,000 steps over both backends and all placements; every path is met."""
+    fates: Counter[str] = Counter()
+    for seed in range(50):
+        workload(seed, 400, fates)
+    assert fates["steps"] >= 20_000
+    met = ["preemptions", "speculative_accepted_tokens", "prefix_cache_cached_tokens", "prefix_cache_demands_recorded"]
+    met += [f"prefix_cache_checkpoints_{f}" for f in ("kept", "dropped", "evicted", "orphaned", "superseded")]
+    met += [f"prefix_cache_checkpoints_read_back_{kind.value}" for kind in RungKind]
+    met += [f"prefix_cache_chunks_cut_{kind.value}" for kind in RungKind]
+    assert all(fates[f"{name}_total"] > 20 for name in met), fates
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(100, 300))
-def test_random_workload_long(seed: int) -> None:
-    workload(seed, 1000)
+@pytest.mark.parametrize("first", range(1000, 1500, 25))
+def test_random_workloads_long(first: int) -> None:
+    """10,000 steps each, 200,000 in all."""
+    for seed in range(first, first + 25):
+        workload(seed, 400)

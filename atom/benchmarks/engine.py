@@ -29,7 +29,7 @@ def _core(num_blocks: int, max_num_seqs: int) -> EngineCore:
         state_checkpoint_interval_tokens=-1,
         cache_stats_interval=0,
     )
-    return EngineCore(config, NullRunner(BLOCK, num_blocks, max_num_seqs + 1024, 1 << 20, VOCAB))
+    return EngineCore(config, NullRunner(BLOCK, num_blocks, max_num_seqs + 4, 1 << 20, VOCAB))
 
 
 def _ask(core: EngineCore, name: str, prompt: list[int], max_tokens: int) -> None:
@@ -76,7 +76,8 @@ def admission(repeats: int = 20) -> tuple[float, float]:
         plan = core.scheduler.schedule()
         whole.append(time.perf_counter() - start)
         assert plan is not None and seq.num_cached_tokens == PROMPT - BLOCK
-        core.scheduler.update(plan, [0], [None])
+        core.scheduler.update(plan, core.runner.execute(plan))
+        core.block_manager.finish_step()
     return statistics.median(whole), statistics.median(keys)
 
 

@@ -1,4 +1,4 @@
-"""Admission, the gated hit, publishing, and the life of checkpoints. It owns the pools and moves no bytes."""
+"""Admission, the gated hit, publishing, and where checkpoints are kept. It owns pages and states and moves no bytes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from atom.model_engine.block_pool import BlockPool
 from atom.model_engine.cache_stats import CacheStats
 from atom.model_engine.ids import BlockId, BlockKey
-from atom.model_engine.placement import Chunk, Placement, resumable_limit
+from atom.model_engine.placement import Chunk, Placement, plan_chunk, resumable_limit
 from atom.model_engine.prefix_hash import PrefixHasher
 from atom.model_engine.sequence import Sequence
 from atom.model_engine.state_cache import Checkpoint
-from atom.model_engine.state_pool import StateSlotPool
-from atom.model_engine.state_runtime import SlotCopy, StateMaintenanceOps
+from atom.model_engine.state_runtime import ReservedRung, StateMaintenanceOps, StateRuntime
 
 ResumeGate = Callable[[SequenceOf[BlockKey], int], int]
 """Rightmost boundary, in blocks, at most the given one, that a state class can resume from."""
@@ -25,59 +24,59 @@ class Hit:
     """What a prompt finds, in blocks. cached <= wanted <= matched <= reusable (I8).
 
     reusable: all but the trailing block that no request can match. matched: indexed pages. wanted: where it would resume
-    if every checkpoint had been kept. blocks: the pages up to where it does resume.
+    if every checkpoint had been kept. blocks: the pages up to where it does resume. source: the checkpoint there, None
+    for a cold start or a stateless model. consume: the pool cannot hold it beside the request, which uses it up.
     """
 
     reusable: int
     matched: int
     wanted: int
     blocks: tuple[BlockId, ...] = ()
+    source: Checkpoint | None = None
+    consume: bool = False
 
     @property
     def cached(self) -> int:
         return len(self.blocks)
 
 
-@dataclass(frozen=True, slots=True)
-class ReservedRung:
-    """A place that this step's forward writes a state to, published or cancelled with the step."""
-
-    position: int
-    checkpoint: Checkpoint
-
-
 class BlockManager:
     """Gives requests pages and slots, and files what was computed where the next request finds it.
 
-    ``slots`` is None for a model without per-request state. ``enabled`` False: every request starts cold and nothing is
-    filed. The plain flow is :meth:`can_allocate`, :meth:`allocate`, then per step :meth:`reserve_room` or
-    :meth:`reserve_rungs`, :meth:`take_maintenance`, the forward, :meth:`commit`, :meth:`finish_step`; at any time between
-    steps :meth:`release`.
+    ``states`` is None for a model without per-request state. ``enabled`` False: every request starts cold and nothing is
+    filed. The flow of a step is :meth:`can_allocate` and :meth:`allocate` for newcomers, :meth:`reserve_room`,
+    :meth:`plan_chunk`, :meth:`reserve_rungs`, the forward, :meth:`commit`, the stores of ``states``, :meth:`finish_step`;
+    between steps :meth:`release` at any time.
     """
 
     def __init__(
         self,
-        num_blocks: int,
-        slots: StateSlotPool | None,
+        pool: BlockPool,
+        states: StateRuntime | None,
         hasher: PrefixHasher,
         placement: Placement,
         enabled: bool = True,
     ) -> None:
         self.block_size = hasher.block_size
-        self.slots = slots
+        self.pool = pool
+        self.states = states
         self.hasher = hasher
         self.placement = placement
         self.enabled = enabled
         self.stats = CacheStats()
-        self.pool = BlockPool(num_blocks, on_evict=slots.orphan if slots is not None else lambda key: None)
-        self._gates: tuple[ResumeGate, ...] = (slots.rightmost,) if slots is not None else ()
-        self._restores: list[SlotCopy] = []
-        self._pinned: list[Checkpoint] = []
+        self._gates: tuple[ResumeGate, ...] = ()
+        if states is not None:
+            pool.on_evict = states.cache.orphan
+            self._gates = (states.cache.rightmost,)
 
     @property
     def can_resume(self) -> bool:
         """Whether a request may ever resume: caching is on, and states, if the model has any, are kept."""
-        return self.enabled and (self.slots is None or self.placement.enabled)
+        return self.enabled and (self.states is None or self.placement.enabled)
+
+    @property
+    def keeps_states(self) -> bool:
+        return self.states is not None and self.placement.enabled
 
     # Admission
 
@@ -88,14 +87,15 @@ class BlockManager:
 
     def find(self, seq: Sequence) -> Hit:
         """Longest published prefix, then the rightmost boundary every state class resumes from. O(blocks)."""
-        reusable = resumable_limit(seq.num_tokens, self.block_size) // self.block_size
         if not self.enabled:
             return Hit(0, 0, 0)
+        reusable = resumable_limit(seq.num_tokens, self.block_size) // self.block_size
         blocks = self.pool.longest_prefix(seq.block_keys, reusable)
         matched = len(blocks)
         cached = self._gated(seq.block_keys, matched)
+        source = self.states.cache.find(seq.block_keys[cached - 1]) if cached and self.states is not None else None
         # Every state class of today is repaired by a checkpoint, so all of the match could have been resumed.
-        return Hit(reusable, matched, wanted=matched, blocks=tuple(blocks[:cached]))
+        return Hit(reusable, matched, matched, tuple(blocks[:cached]), source)
 
     def _gated(self, keys: SequenceOf[BlockKey], limit: int) -> int:
         """Ask the gates round until none of them lowers the answer: no class is monotone in another's."""
@@ -113,75 +113,97 @@ class BlockManager:
 
         ``headroom``: pages to leave available besides. Changes nothing. O(blocks of the hit).
         """
-        total = self._blocks_for(seq.num_tokens)
-        available = self.pool.num_available - headroom
         hit = self.find(seq)
-        if total - hit.cached + self.pool.num_cached_among(hit.blocks) > available:
+        if self.states is not None and not self.states.can_start():
             return None
-        if self.slots is not None and not self.slots.can_take_live():
+        spare = self.pool.num_available - headroom
+        spare -= self._blocks_for(seq.num_tokens) - hit.cached + self.pool.num_cached_among(hit.blocks)
+        if spare < 0:
             return None
+        source = hit.source
+        if source is not None and not source.pins and len(source.pages) > spare:
+            # A finished image never makes live work wait (I6): it is read for the last time.
+            return Hit(hit.reusable, hit.matched, hit.wanted, hit.blocks, source, consume=True)
         return hit
 
     def allocate(self, seq: Sequence, hit: Hit) -> None:
-        """Claim the hit's pages, take fresh ones for the rest of the tokens and a slot, queue the restore."""
+        """Claim the hit's pages, take fresh ones for the rest of the tokens and slots, queue the restore."""
         self.pool.claim(hit.blocks)
+        if hit.source is not None:
+            assert self.states is not None
+            self.states.hold(hit.source, hit.consume)
         seq.block_table = [*hit.blocks, *self.pool.take(self._blocks_for(seq.num_tokens) - hit.cached)]
         seq.num_computed_tokens = hit.cached * self.block_size
         seq.num_published_blocks = hit.cached
-        if self.slots is not None:
-            self._take_slot(seq, hit)
-        if seq.num_cached_tokens is None:
+        if self.states is not None:
+            self.states.start(seq, hit.source, hit.consume)
+        first = seq.num_cached_tokens is None
+        if first:
             seq.num_cached_tokens = seq.num_computed_tokens
+            seq.hit = hit
             self.stats.record(hit.reusable, hit.matched, hit.wanted, hit.cached, self.block_size)
+        if self.keeps_states and hit.wanted > hit.cached:
+            self._demand(seq, hit, first)
 
-    def _take_slot(self, seq: Sequence, hit: Hit) -> None:
-        slots = self.slots
-        assert slots is not None
-        if not hit.cached:
-            slot = slots.take_live()
-        else:
-            key = seq.block_keys[hit.cached - 1]
-            if slots.can_take_live_beside(key):
-                source = slots.pin(key)
-                slot = slots.take_live()
-                assert slot is not None
-                self._pinned.append(source)
-                self._restores.append(SlotCopy(source.slot, slot))
-            else:
-                slot = slots.adopt(key)
-        assert slot is not None, "can_allocate promised a slot"
-        seq.state_slots = [slot]
+    def _demand(self, seq: Sequence, hit: Hit, first: bool) -> None:
+        """The gates cut the hit short of a boundary that a checkpoint would have delivered: keep it for the next one.
+
+        Not where the pool cannot hold it beside the request, whose pages are taken by now. Counted at the first admission.
+        """
+        assert self.states is not None
+        room = self.states.cache.has_room()
+        if first and room:
+            self.stats.demands_recorded += 1
+        elif first:
+            self.stats.demands_declined += 1
+        if room and self.placement.demand:
+            seq.demand = hit.wanted * self.block_size
 
     # One step
 
-    def reserve_room(self, seq: Sequence) -> bool:
-        """Make sure that the last token has a page. False if one is needed and none is available. O(1)."""
-        if len(seq.block_table) * self.block_size >= len(seq.token_ids):
+    def reserve_room(self, seq: Sequence, num_tokens: int) -> bool:
+        """Make sure that ``num_tokens`` tokens have pages. False, and nothing taken, if too few are available."""
+        missing = self._blocks_for(num_tokens) - len(seq.block_table)
+        if missing <= 0:
             return True
-        if not self.pool.num_available:
+        if self.pool.num_available < missing:
             return False
-        seq.block_table += self.pool.take(1)
+        seq.block_table += self.pool.take(missing)
         return True
+
+    def plan_chunk(self, seq: Sequence, budget: int, interior_taken: int) -> Chunk:
+        """``seq``'s next chunk of at most ``budget`` tokens; ``interior_taken``: places inside chunks spoken for."""
+        if not self.keeps_states:
+            return plan_chunk(self.placement, seq.num_computed_tokens, seq.num_tokens, budget, room=False)
+        assert self.states is not None
+        interior = self.states.interior_room
+        if interior is not None:
+            interior -= interior_taken
+        room = self.states.cache.has_room()
+        chunk = plan_chunk(self.placement, seq.num_computed_tokens, seq.num_tokens, budget, seq.demand, interior, room)
+        if chunk.cut is not None:
+            self.stats.cuts[chunk.cut] += 1
+        return chunk
 
     def reserve_rungs(self, seq: Sequence, chunk: Chunk) -> list[ReservedRung]:
         """Places for the states that ``chunk`` gives out; a rung without room, or kept already, is left out."""
-        if self.slots is None or not self.enabled:
+        if not chunk.rungs:
             return []
+        assert self.states is not None
         reserved = []
         for rung in chunk.rungs:
-            checkpoint = self.slots.reserve(seq.block_keys[rung.position // self.block_size - 1])
-            if checkpoint is not None:
-                reserved.append(ReservedRung(rung.position, checkpoint))
+            key = seq.block_keys[rung.position // self.block_size - 1]
+            place = self.states.reserve(seq, key, rung, inside=rung.position < chunk.end)
+            if place is not None:
+                reserved.append(place)
         return reserved
 
     def take_maintenance(self) -> StateMaintenanceOps:
-        """The moves queued since the last step; their sources stay pinned until :meth:`finish_step`."""
-        ops = StateMaintenanceOps(tuple(self._restores))
-        self._restores.clear()
-        return ops
+        """What to move before the forward."""
+        return self.states.take_maintenance() if self.states is not None else StateMaintenanceOps()
 
     def commit(self, seq: Sequence, num_computed: int, reserved: SequenceOf[ReservedRung] = ()) -> None:
-        """The forward computed tokens up to ``num_computed`` and wrote ``reserved``: publish them. O(new blocks)."""
+        """The forward computed tokens up to ``num_computed`` and left the states ``reserved``. O(new blocks)."""
         seq.num_computed_tokens = num_computed
         full = num_computed // self.block_size
         if self.enabled and full > seq.num_published_blocks:
@@ -190,23 +212,23 @@ class BlockManager:
             for i in range(seq.num_published_blocks, full):
                 publish(table[i], keys[i])
             seq.num_published_blocks = full
-        for rung in reserved:
-            assert self.slots is not None
-            # Its block was published above, if not by an equal request before: it is findable.
-            self.slots.publish(rung.checkpoint)
+        if self.states is not None:
+            self.states.advance(seq)
+            for rung in reserved:
+                self.states.fill(seq, rung)
 
-    def cancel(self, reserved: SequenceOf[ReservedRung]) -> None:
-        """The forward that was to write ``reserved`` failed."""
-        for rung in reserved:
-            assert self.slots is not None
-            self.slots.cancel(rung.checkpoint)
+    def commit_answer(self, seq: Sequence, num_computed: int) -> None:
+        """Like :meth:`commit` for decoded tokens; a boundary that the state stands at is kept for the next turn."""
+        self.commit(seq, num_computed)
+        if self.keeps_states and num_computed % self.block_size == 0:
+            assert self.states is not None
+            key = seq.block_keys[num_computed // self.block_size - 1]
+            self.states.keep_answer(seq, key, num_computed)
 
-    def finish_step(self) -> None:
-        """The step's moves have run (or will never run): their sources may go."""
-        for checkpoint in self._pinned:
-            assert self.slots is not None
-            self.slots.unpin(checkpoint)
-        self._pinned.clear()
+    def finish_step(self, stored: bool = True) -> None:
+        """The step's moves have run (``stored`` False: its stores have not)."""
+        if self.states is not None:
+            self.states.finish(self.pool.holds, stored)
 
     # End
 
@@ -214,11 +236,10 @@ class BlockManager:
         """Give back every page and slot of ``seq``, which then has nothing computed. O(blocks)."""
         self.pool.release(seq.block_table)
         seq.block_table = []
-        if self.slots is not None:
-            for slot in seq.state_slots:
-                self.slots.release_live(slot)
-        seq.state_slots = []
+        if self.states is not None:
+            self.states.end(seq)
         seq.num_computed_tokens = seq.num_published_blocks = 0
+        seq.demand = None
 
     def clear(self) -> None:
         """Forget every cached prefix and checkpoint. Running requests go on. Only between steps. O(pool)."""
@@ -227,9 +248,9 @@ class BlockManager:
     def check(self) -> None:
         """AssertionError unless pages and slots are conserved (I5). O(pool)."""
         self.pool.check()
-        if self.slots is not None:
-            self.slots.check()
-            for key in self.slots.ready_slots():
+        if self.states is not None:
+            self.states.check()
+            for key in self.states.cache.ready():
                 assert self.pool.holds(key), "a checkpoint outlived its block"
 
     def _blocks_for(self, num_tokens: int) -> int:

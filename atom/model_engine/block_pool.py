@@ -4,28 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from atom.model_engine.eviction import LeastRecentlyUsed
+from atom.model_engine.eviction import EvictionPolicy, GuessesFirst
 from atom.model_engine.ids import BlockId, BlockKey
+from atom.model_engine.state_cache import Checkpoint
 
 
 class BlockPool:
     """Reference counts and the prefix index over ``num_blocks`` pages. It moves no bytes.
 
-    A page is *vacant* (nobody wants its bytes), *live* (at least one request holds it) or *cached* (nobody holds it, a
-    key finds it). Vacant pages are handed out before cached ones; cached ones leave the index the longest unused first,
-    and because a request gives its pages back tail first, a prefix outlives what was built on it. ``on_evict(key)`` is
-    called when a key leaves the index.
+    A page is *vacant* (nobody wants its bytes), *live* (at least one request holds it), *cached* (nobody holds it, a key
+    finds it) or part of an *image*. Vacant pages are handed out first; then ``policy`` says which cached page leaves the
+    index or which image is given up. A request gives its pages back tail first, so a prefix outlives what was built on
+    it. ``on_evict(key)`` is called when a key leaves the index.
     """
 
-    def __init__(self, num_blocks: int, on_evict: Callable[[BlockKey], None] = lambda key: None) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        on_evict: Callable[[BlockKey], None] = lambda key: None,
+        policy: EvictionPolicy | None = None,
+    ) -> None:
         self.num_blocks = num_blocks
-        self._on_evict = on_evict
+        self.on_evict = on_evict
+        self.policy: EvictionPolicy = policy or GuessesFirst()
+        # Set by whoever keeps images here: how many pages each takes, and how one is given up.
+        self.pages_per_image = 0
+        self.give_up_image: Callable[[Checkpoint], None] = _no_images
+        self.num_image_pages = 0
         self._references = [0] * num_blocks
         self._keys: list[BlockKey | None] = [None] * num_blocks
         self._index: dict[BlockKey, BlockId] = {}
         # Popped from the end: the lowest ids go first, so fresh pages tend to be neighbours.
         self._vacant = [BlockId(i) for i in range(num_blocks - 1, -1, -1)]
-        self._cached: LeastRecentlyUsed[BlockId] = LeastRecentlyUsed()
 
     @property
     def num_vacant(self) -> int:
@@ -33,16 +43,17 @@ class BlockPool:
 
     @property
     def num_cached(self) -> int:
-        return len(self._cached)
+        return self.policy.num_blocks
 
     @property
     def num_live(self) -> int:
-        return self.num_blocks - self.num_available
+        return self.num_blocks - len(self._vacant) - self.policy.num_blocks - self.num_image_pages
 
     @property
     def num_available(self) -> int:
-        """Pages that :meth:`take` could hand out now: vacant and cached."""
-        return len(self._vacant) + len(self._cached)
+        """Pages that :meth:`take` could hand out now: vacant, cached, and those of images that nobody reads."""
+        policy = self.policy
+        return len(self._vacant) + policy.num_blocks + policy.num_images * self.pages_per_image
 
     @property
     def num_indexed(self) -> int:
@@ -70,7 +81,7 @@ class BlockPool:
 
     def claim(self, blocks: Sequence[BlockId]) -> None:
         """Hold pages found by :meth:`longest_prefix` once more. O(blocks)."""
-        references, uncache = self._references, self._cached.remove
+        references, uncache = self._references, self.policy.remove_block
         for block in blocks:
             if not references[block]:
                 uncache(block)
@@ -78,14 +89,24 @@ class BlockPool:
 
     def take(self, count: int) -> list[BlockId]:
         """``count`` pages nobody else holds, their bytes undefined. ValueError if fewer are available. O(count)."""
-        if count > self.num_available:
-            raise ValueError(f"{count} pages wanted, {self.num_available} available")
-        taken: list[BlockId] = []
+        self._make_vacant(count)
+        references, taken = self._references, []
         for _ in range(count):
-            block = self._vacant.pop() if self._vacant else self._evict()
-            self._references[block] = 1
+            block = self._vacant.pop()
+            references[block] = 1
             taken.append(block)
         return taken
+
+    def take_for_image(self) -> list[BlockId]:
+        """The pages of one image. ValueError if they are not available."""
+        self._make_vacant(self.pages_per_image)
+        self.num_image_pages += self.pages_per_image
+        return [self._vacant.pop() for _ in range(self.pages_per_image)]
+
+    def release_image(self, pages: Sequence[BlockId]) -> None:
+        """An image's pages are vacant again."""
+        self.num_image_pages -= len(pages)
+        self._vacant.extend(reversed(pages))
 
     def publish(self, block: BlockId, key: BlockKey) -> bool:
         """File a computed live page under ``key``. False if another page has that key: this one stays private."""
@@ -97,7 +118,7 @@ class BlockPool:
 
     def release(self, blocks: Sequence[BlockId]) -> None:
         """Give back one hold on each of ``blocks``, in the order of the request; the tail becomes the first to go."""
-        references, keys, cache, vacate = self._references, self._keys, self._cached.add, self._vacant.append
+        references, keys, cache, vacate = self._references, self._keys, self.policy.add_block, self._vacant.append
         for block in reversed(blocks):
             references[block] -= 1
             if references[block] == 0:
@@ -110,31 +131,45 @@ class BlockPool:
 
     def clear(self) -> None:
         """Forget every key. Live pages stay with their holders, findable no more. O(pool)."""
+        for block in list(self.policy.blocks()):
+            self.policy.remove_block(block)
+            self._vacant.append(block)
         for block in self._index.values():
             key, self._keys[block] = self._keys[block], None
             assert key is not None
-            self._on_evict(key)
+            self.on_evict(key)
         self._index.clear()
-        while self._cached:
-            self._vacant.append(self._cached.pop())
 
-    def _evict(self) -> BlockId:
-        block = self._cached.pop()
-        key, self._keys[block] = self._keys[block], None
-        assert key is not None
-        del self._index[key]
-        self._on_evict(key)
-        return block
+    def _make_vacant(self, count: int) -> None:
+        if count > self.num_available:
+            raise ValueError(f"{count} pages wanted, {self.num_available} available")
+        while len(self._vacant) < count:
+            victim = self.policy.pop()
+            if isinstance(victim, Checkpoint):
+                self.give_up_image(victim)
+            else:
+                key, self._keys[victim] = self._keys[victim], None
+                assert key is not None
+                del self._index[key]
+                self._vacant.append(victim)
+                self.on_evict(key)
 
     def check(self) -> None:
         """AssertionError unless every page is in exactly one place (I5) and the index is consistent. O(pool)."""
-        vacant, cached = set(self._vacant), set(self._cached)
+        vacant, cached = set(self._vacant), set(self.policy.blocks())
         assert len(vacant) == len(self._vacant), "a page is vacant twice"
+        in_images = 0
         for block in map(BlockId, range(self.num_blocks)):
             places = (block in vacant) + (block in cached) + (self._references[block] > 0)
-            assert places == 1, f"page {block} is in {places} places"
+            assert places <= 1, f"page {block} is in {places} places"
+            in_images += places == 0
             key = self._keys[block]
             assert key is None or self._index.get(key) == block, f"page {block} is filed under a key that finds another"
             assert block not in cached or key is not None, f"page {block} is cached without a key"
             assert block not in vacant or key is None, f"page {block} is vacant but findable"
+        assert in_images == self.num_image_pages, f"{in_images} pages are nowhere, {self.num_image_pages} are in images"
         assert len(self._index) == sum(key is not None for key in self._keys)
+
+
+def _no_images(image: Checkpoint) -> None:
+    raise AssertionError("no image is kept in this pool")

@@ -85,6 +85,38 @@ class CacheLayout:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+@dataclass(frozen=True, slots=True)
+class CacheGeometry:
+    """What the block manager needs to know of the arenas, as the model runner laid them out; sizes in bytes.
+
+    ``image_bytes``: a checkpoint's bytes, 0 for a model without per-request state.
+    """
+
+    block_size: int
+    page_bytes: int
+    slot_bytes: int
+    image_bytes: int
+    layout_id: str
+
+    @classmethod
+    def of(cls, layout: CacheLayout) -> CacheGeometry:
+        return cls(layout.block_size, layout.page_bytes, layout.slot_bytes, layout.slot_bytes, layout.layout_id)
+
+    @property
+    def pages_per_image(self) -> int:
+        """Pages that an image takes; 0 for a model without per-request state."""
+        return -(-self.image_bytes // self.page_bytes)
+
+    def validate(self, block_size: int) -> None:
+        """RuntimeError where runner and block manager would not mean the same bytes."""
+        if self.block_size != block_size:
+            raise RuntimeError(f"the runner's pages hold {self.block_size} tokens, the block manager's {block_size}")
+        if self.page_bytes <= 0:
+            raise RuntimeError(f"a page of {self.page_bytes} bytes cannot hold a block")
+        if self.image_bytes != self.slot_bytes:
+            raise RuntimeError(f"an image of {self.image_bytes} bytes is not a copy of a slot of {self.slot_bytes}")
+
+
 def _pack(parts: list[tuple[int, str, tuple[int, ...], str]]) -> tuple[tuple[Region, ...], int]:
     """Lay parts one behind the other, aligned; returns the regions and the unit's size in bytes."""
     regions, end = [], 0

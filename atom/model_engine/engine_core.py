@@ -8,30 +8,43 @@ from typing import Any, Protocol
 
 from atom.config import EngineConfig
 from atom.model_engine.block_manager import BlockManager
-from atom.model_engine.cache_layout import CacheLayout
-from atom.model_engine.messages import EngineOutput, EngineRequest, TokenLogprobs
+from atom.model_engine.block_pool import BlockPool
+from atom.model_engine.cache_layout import CacheGeometry
+from atom.model_engine.cache_stats import cache_pools_line, cache_stats_line, checkpoint_fates_line
+from atom.model_engine.messages import EngineOutput, EngineRequest
+from atom.model_engine.page_unit_checkpoint import PagedStateCheckpointCoordinator
 from atom.model_engine.placement import Placement, snap_interval
 from atom.model_engine.prefix_hash import PrefixHasher
-from atom.model_engine.scheduler import Scheduler, StepPlan
+from atom.model_engine.scheduler import Scheduler
 from atom.model_engine.sequence import Sequence
 from atom.model_engine.sizing import Sizing
+from atom.model_engine.speculation import make_drafter
 from atom.model_engine.state_pool import StateSlotPool
+from atom.model_engine.state_runtime import ImageStore, StateRuntime, StateTransfer
+from atom.model_engine.step_plan import StepPlan, StepResult
 from atom.utils.units import format_bytes
 
 logger = logging.getLogger(__name__)
 
 
 class Runner(Protocol):
-    """What the core needs of a model runner."""
+    """What the core needs of a model runner.
 
-    layout: CacheLayout
+    ``interior_grid``: a forward gives out exact states at chunk start + k * interior_grid tokens; None: only at a chunk's
+    end.
+    """
+
+    geometry: CacheGeometry
     sizing: Sizing
     vocab_size: int
     interior_grid: int | None
-    """A forward gives out exact states at chunk start + k * interior_grid tokens; None: only at a chunk's end."""
 
-    def execute(self, plan: StepPlan) -> tuple[SequenceOf[int | None], SequenceOf[TokenLogprobs | None]]:
-        """Move states, run the forward, sample one token for each of ``plan.samples``."""
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Restore states, run the forward, sample."""
+        ...
+
+    def store(self, stores: SequenceOf[ImageStore]) -> None:
+        """Copy slots to images, right after the forward that left them."""
         ...
 
     def forget(self, request_id: str) -> None:
@@ -40,9 +53,10 @@ class Runner(Protocol):
 
 
 def make_block_manager(
-    config: EngineConfig, layout: CacheLayout, sizing: Sizing, interior_grid: int | None
+    config: EngineConfig, geometry: CacheGeometry, sizing: Sizing, interior_grid: int | None
 ) -> BlockManager:
-    """The block manager of a geometry, with the placement that ``config`` asks for."""
+    """The block manager of a geometry, with the placement that ``config`` asks for. RuntimeError if they do not fit."""
+    geometry.validate(config.block_size)
     interval = snap_interval(config.state_checkpoint_interval_tokens, config.block_size)
     asked = config.state_checkpoint_interval_tokens
     if asked > 0 and interval is None:
@@ -57,11 +71,22 @@ def make_block_manager(
         block_size=config.block_size,
         interval=interval,
         interior_grid=interior_grid,
+        demand=config.places_demand,
         enabled=config.enable_prefix_caching and asked != 0 and (asked < 0 or interval is not None),
     )
-    hasher = PrefixHasher((config.model_name, config.dtype, layout.layout_id), config.block_size, config.prefix_hash)
-    slots = StateSlotPool(sizing.num_slots) if layout.slot_bytes else None
-    return BlockManager(sizing.num_blocks, slots, hasher, placement, config.enable_prefix_caching)
+    hasher = PrefixHasher((config.model_name, config.dtype, geometry.layout_id), config.block_size, config.prefix_hash)
+    pool = BlockPool(sizing.num_blocks)
+    states = None
+    if geometry.image_bytes:
+        slots = StateSlotPool(sizing.num_slots)
+        per_request = 1 + config.num_speculative_tokens
+        if config.state_checkpoint_backend == "slot":
+            states = StateRuntime(slots, slots, per_request)
+        else:
+            cache = PagedStateCheckpointCoordinator(pool, geometry.pages_per_image)
+            scratch = sizing.num_slots - config.max_num_seqs * per_request
+            states = StateRuntime(slots, cache, per_request, scratch)
+    return BlockManager(pool, states, hasher, placement, config.enable_prefix_caching)
 
 
 class EngineCore:
@@ -74,8 +99,9 @@ class EngineCore:
             runner = ModelRunner(config)
         self.config = config
         self.runner = runner
-        self.block_manager = make_block_manager(config, runner.layout, runner.sizing, runner.interior_grid)
-        self.scheduler = Scheduler(self.block_manager, config.max_num_seqs, config.max_num_batched_tokens)
+        self.block_manager = make_block_manager(config, runner.geometry, runner.sizing, runner.interior_grid)
+        self.drafter = make_drafter(config.speculative_config)
+        self.scheduler = Scheduler(self.block_manager, config.max_num_seqs, config.max_num_batched_tokens, self.drafter)
         self._finished = {"stop": 0, "length": 0, "abort": 0, "error": 0}
         self._prompt_tokens = self._output_tokens = 0
         self._warn_settings()
@@ -93,20 +119,37 @@ class EngineCore:
                 config.block_size,
                 self.runner.sizing.max_model_len,
             )
-        elif manager.slots is not None and not manager.placement.enabled:
+        elif manager.states is not None and not manager.placement.enabled:
             logger.warning("prefix caching cannot hit: the model keeps per-request state and state checkpoints are off")
-        elif manager.slots is not None and manager.slots.num_slots == config.max_num_seqs:
-            logger.warning(
-                "no slot is left for state checkpoints while %d requests run; raise --kv-cache-memory or "
-                "--state-checkpoint-slots",
-                config.max_num_seqs,
-            )
+        elif manager.states is not None:
+            self._warn_room(manager.states)
         if config.max_num_batched_tokens < config.block_size:
             logger.warning(
                 "--max-num-batched-tokens=%d is below --block-size=%d: prompts are computed in pieces of less than a "
                 "block",
                 config.max_num_batched_tokens,
                 config.block_size,
+            )
+
+    def _warn_room(self, states: StateRuntime) -> None:
+        config, sizing, pool = self.config, self.runner.sizing, self.block_manager.pool
+        longest = -(-sizing.max_model_len // config.block_size)
+        live = config.max_num_seqs * states.slots_per_request
+        if states.transfer is StateTransfer.FORK and sizing.num_slots <= live:
+            logger.warning(
+                "no slot is left for state checkpoints while %d requests run (%d slots a request); raise "
+                "--kv-cache-memory or --state-checkpoint-slots",
+                config.max_num_seqs,
+                states.slots_per_request,
+            )
+        elif states.transfer is StateTransfer.COPY and longest + pool.pages_per_image > pool.num_blocks:
+            logger.warning(
+                "no state can be kept beside one request of %d tokens: it takes %d pages and an image %d, of %d; raise "
+                "--kv-cache-memory or lower --max-model-len",
+                sizing.max_model_len,
+                longest,
+                pool.pages_per_image,
+                pool.num_blocks,
             )
 
     def add_request(self, request: EngineRequest) -> None:
@@ -128,7 +171,7 @@ class EngineCore:
     def abort_requests(self, request_ids: list[str]) -> None:
         """Drop requests and what they hold; nothing more is said of them. Unknown ids are no error."""
         for seq in self.scheduler.abort(request_ids):
-            self.runner.forget(seq.request_id)
+            self._forget(seq.request_id)
             self._count_end("abort")
 
     def has_unfinished(self) -> bool:
@@ -140,18 +183,38 @@ class EngineCore:
         if plan is None:
             return []
         try:
-            tokens, logprobs = self.runner.execute(plan)
+            result = self.runner.execute(plan)
         except Exception as error:
             logger.exception("the forward failed")
             outputs = self.scheduler.fail(plan, f"the forward failed: {error}")
+            self.block_manager.finish_step(stored=False)
         else:
-            outputs = self.scheduler.update(plan, tokens, logprobs)
-            self._output_tokens += len(outputs)
+            outputs = self.scheduler.update(plan, result)
+            self.block_manager.finish_step(self._store())
+            self._output_tokens += sum(len(output.new_token_ids) for output in outputs)
         for output in outputs:
             if output.finish_reason is not None:
-                self.runner.forget(output.request_id)
+                self._forget(output.request_id)
                 self._count_end(output.finish_reason)
         return outputs
+
+    def _store(self) -> bool:
+        """Run the step's stores; False if they failed, which costs the checkpoints and nothing else (I7)."""
+        states = self.block_manager.states
+        stores = states.stores if states is not None else []
+        if not stores:
+            return True
+        try:
+            self.runner.store(stores)
+        except Exception:
+            logger.exception("storing state checkpoints failed")
+            return False
+        return True
+
+    def _forget(self, request_id: str) -> None:
+        self.runner.forget(request_id)
+        if self.drafter is not None:
+            self.drafter.forget(request_id)
 
     def _count_end(self, reason: str) -> None:
         self._finished[reason] += 1
@@ -165,9 +228,31 @@ class EngineCore:
             logger.info("%s", line)
 
     def cache_stats_lines(self) -> list[str]:
-        """The ``[Cache Stats]`` lines."""
-        slots = self.block_manager.slots
-        return self.block_manager.stats.lines(None if slots is None else slots.fates)
+        """``[Cache Stats]`` and ``[Cache Pools]``; for a model with per-request state ``[Checkpoint Fates]``."""
+        manager = self.block_manager
+        lines = [cache_stats_line(manager.stats), cache_pools_line(manager.stats, self._occupancy())]
+        if manager.states is not None:
+            lines.append(checkpoint_fates_line(manager.stats, manager.states.cache.fates))
+        return lines
+
+    def _occupancy(self) -> dict[str, int]:
+        """Units of both arenas by who holds them."""
+        pool, states = self.block_manager.pool, self.block_manager.states
+        held = {
+            "pages": pool.num_blocks,
+            "pages_live": pool.num_live,
+            "pages_cached": pool.num_cached,
+            "pages_image": pool.num_image_pages,
+            "pages_free": pool.num_vacant,
+        }
+        if states is not None:
+            held |= {
+                "slots": states.slots.num_slots,
+                "slots_live": states.slots.num_live,
+                "slots_free": states.slots.num_vacant,
+                "checkpoints": states.cache.num_checkpoints,
+            }
+        return held
 
     def reset_prefix_cache(self) -> bool:
         """Forget every cached prefix; running requests go on."""
@@ -177,34 +262,25 @@ class EngineCore:
     def cache_stats(self) -> dict[str, int | float]:
         """The counters of ``[Cache Stats]`` and of checkpoints, by name."""
         stats = self.block_manager.stats.as_dict()
-        slots = self.block_manager.slots
-        if slots is not None:
-            fates = slots.fates
-            stats |= {f"checkpoints_{name}": getattr(fates, name) for name in fates.__slots__}
+        states = self.block_manager.states
+        if states is not None:
+            stats |= {f"checkpoints_{name}": count for name, count in states.cache.fates.as_dict().items()}
         return stats
 
     def metrics(self) -> dict[str, int | float]:
         """Counters (``*_total``) and gauges for ``/metrics``. O(1)."""
-        pool, slots, scheduler = self.block_manager.pool, self.block_manager.slots, self.scheduler
+        scheduler = self.scheduler
         values: dict[str, int | float] = {
             "requests_running": len(scheduler.running),
             "requests_waiting": len(scheduler.waiting),
             "preemptions_total": scheduler.num_preemptions,
             "prompt_tokens_total": self._prompt_tokens,
             "generation_tokens_total": self._output_tokens,
-            "pages": pool.num_blocks,
-            "pages_live": pool.num_live,
-            "pages_cached": pool.num_cached,
-            "pages_free": pool.num_vacant,
+            "speculative_drafted_tokens_total": scheduler.updates.drafted_tokens,
+            "speculative_accepted_tokens_total": scheduler.updates.accepted_tokens,
+            **self._occupancy(),
         }
         values |= {f"requests_finished_{reason}_total": count for reason, count in self._finished.items()}
-        if slots is not None:
-            values |= {
-                "slots": slots.num_slots,
-                "slots_live": slots.num_live,
-                "slots_checkpoint": slots.num_checkpoints,
-                "slots_free": slots.num_vacant,
-            }
         for name, value in self.cache_stats().items():
             if name != "hit_rate":
                 values[f"prefix_cache_{name}_total"] = value
@@ -213,7 +289,7 @@ class EngineCore:
     def info(self) -> dict[str, Any]:
         """The settings as they took effect, and what the arenas hold."""
         sizing, config = self.runner.sizing, self.config
-        placement = self.block_manager.placement
+        placement, states = self.block_manager.placement, self.block_manager.states
         return {
             "model_name": config.model_name,
             "vocab_size": self.runner.vocab_size,
@@ -225,6 +301,12 @@ class EngineCore:
             "max_num_batched_tokens": config.max_num_batched_tokens,
             "enable_prefix_caching": config.enable_prefix_caching,
             "state_checkpoint_interval_tokens": placement.interval if placement.enabled else 0,
+            "state_checkpoint_backend": (
+                None if states is None else ("slot" if states.transfer is StateTransfer.FORK else "page")
+            ),
+            "state_checkpoint_demand": placement.demand,
+            "pages_per_checkpoint": self.block_manager.pool.pages_per_image,
+            "num_speculative_tokens": config.num_speculative_tokens,
             "prefix_hash": config.prefix_hash,
             "num_kvcache_blocks": sizing.num_blocks,
             "kv_cache_tokens": sizing.num_blocks * config.block_size,

@@ -3,45 +3,113 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
-from typing import Generic, TypeVar
+from collections.abc import Iterator
+from typing import Protocol
 
-T = TypeVar("T", bound=Hashable)
+from atom.model_engine.ids import BlockId
+from atom.model_engine.state_cache import Checkpoint
 
 
-class LeastRecentlyUsed(Generic[T]):
-    """Things that may be given up, the longest unused first. Every operation is O(1)."""
+class EvictionPolicy(Protocol):
+    """The order in which cached pages and unpinned checkpoints are given up. What is added may be popped."""
+
+    @property
+    def num_blocks(self) -> int:
+        """Cached pages that may be given up."""
+        ...
+
+    @property
+    def num_images(self) -> int:
+        """Checkpoints that may be given up."""
+        ...
+
+    def add_block(self, block: BlockId) -> None:
+        """A page is cached, as the most recently used."""
+        ...
+
+    def remove_block(self, block: BlockId) -> None:
+        """A page is claimed or gone. KeyError if it was not here."""
+        ...
+
+    def add_image(self, image: Checkpoint) -> None:
+        """A checkpoint is published or read to its end, as the most recently used."""
+        ...
+
+    def remove_image(self, image: Checkpoint) -> None:
+        """A checkpoint is pinned or gone. KeyError if it was not here."""
+        ...
+
+    def pop(self) -> BlockId | Checkpoint:
+        """Give up the next one. KeyError when there is none."""
+        ...
+
+    def blocks(self) -> Iterator[BlockId]:
+        """Every cached page, for checks."""
+        ...
+
+    def images(self) -> Iterator[Checkpoint]:
+        """Every checkpoint that may be given up, for checks."""
+        ...
+
+
+class GuessesFirst:
+    """Least recently used over pages and checkpoints together, with an order among checkpoints.
+
+    A superseded anchor goes before anything. Otherwise the longest unused thing decides whether a page or a checkpoint
+    goes; of checkpoints a guess goes before an anchor (anchors are knowledge). Every operation is O(1).
+    """
 
     def __init__(self) -> None:
-        self._order: OrderedDict[T, None] = OrderedDict()
+        self._clock = 0
+        self._blocks: OrderedDict[BlockId, int] = OrderedDict()
+        self._superseded: OrderedDict[Checkpoint, int] = OrderedDict()
+        self._guesses: OrderedDict[Checkpoint, int] = OrderedDict()
+        self._anchors: OrderedDict[Checkpoint, int] = OrderedDict()
 
-    def __len__(self) -> int:
-        return len(self._order)
+    @property
+    def num_blocks(self) -> int:
+        return len(self._blocks)
 
-    def __contains__(self, item: T) -> bool:
-        return item in self._order
+    @property
+    def num_images(self) -> int:
+        return len(self._superseded) + len(self._guesses) + len(self._anchors)
 
-    def __iter__(self) -> Iterator[T]:
-        """From the first to be given up to the last."""
-        return iter(self._order)
+    def add_block(self, block: BlockId) -> None:
+        self._clock += 1
+        self._blocks[block] = self._clock
 
-    def add(self, item: T) -> None:
-        """``item`` may be given up from now on, as the most recently used."""
-        self._order[item] = None
-        self._order.move_to_end(item)
+    def remove_block(self, block: BlockId) -> None:
+        del self._blocks[block]
 
-    def remove(self, item: T) -> None:
-        """``item`` may no longer be given up. KeyError if it was not here."""
-        del self._order[item]
+    def _class_of(self, image: Checkpoint) -> OrderedDict[Checkpoint, int]:
+        if image.superseded:
+            return self._superseded
+        return self._guesses if image.is_guess else self._anchors
 
-    def pop(self) -> T:
-        """Give up the longest unused. KeyError when empty."""
-        return self._order.popitem(last=False)[0]
+    def add_image(self, image: Checkpoint) -> None:
+        self._clock += 1
+        self._class_of(image)[image] = self._clock
 
-    def pop_first(self, allowed: Callable[[T], bool]) -> T | None:
-        """Give up the longest unused that ``allowed`` accepts; None if it accepts none. O(refused)."""
-        for item in self._order:
-            if allowed(item):
-                del self._order[item]
-                return item
-        return None
+    def remove_image(self, image: Checkpoint) -> None:
+        del self._class_of(image)[image]
+
+    def pop(self) -> BlockId | Checkpoint:
+        if self._superseded:
+            return self._superseded.popitem(last=False)[0]
+        guess, anchor = _oldest(self._guesses), _oldest(self._anchors)
+        if _oldest(self._blocks) < min(guess, anchor):
+            return self._blocks.popitem(last=False)[0]
+        return (self._guesses or self._anchors).popitem(last=False)[0]
+
+    def blocks(self) -> Iterator[BlockId]:
+        return iter(self._blocks)
+
+    def images(self) -> Iterator[Checkpoint]:
+        yield from self._superseded
+        yield from self._guesses
+        yield from self._anchors
+
+
+def _oldest(order: OrderedDict[BlockId, int] | OrderedDict[Checkpoint, int]) -> float:
+    """Time of the longest unused; infinity if there is none."""
+    return next(iter(order.values())) if order else float("inf")

@@ -8,17 +8,19 @@ import psutil
 import torch
 
 from atom.config import FREE_MEMORY_SHARE, EngineConfig
-from atom.model_engine.cache_layout import CacheLayout
+from atom.model_engine.cache_layout import CacheGeometry, CacheLayout
 from atom.model_engine.messages import TokenLogprobs
-from atom.model_engine.scheduler import PrefillChunk, StepPlan
 from atom.model_engine.sequence import Sequence
 from atom.model_engine.sizing import Sizing, size_arenas
-from atom.model_engine.state_runtime import SlotCopy
+from atom.model_engine.state_runtime import ImageStore
+from atom.model_engine.step_plan import PrefillChunk, StepPlan, StepResult
 from atom.model_loader.loader import load_model
 from atom.model_ops.arenas import Arena, layer_caches
 from atom.model_ops.batch_builder import BlockTables, RowSource, build_batch
 from atom.model_ops.chunk_plan import CHUNK
+from atom.model_ops.images import load_image, save_image
 from atom.model_ops.sampler import Sampler
+from atom.model_ops.verifier import verify
 
 
 class ModelRunner:
@@ -33,6 +35,7 @@ class ModelRunner:
         self.vocab_size: int = self.model.vocab_size
         self.interior_grid = CHUNK if self.model.has_state else None
         self.layout = CacheLayout.of(self.model.cache_spec(), config.block_size)
+        self.geometry = CacheGeometry.of(self.layout)
         self.sizing: Sizing = size_arenas(config, self.layout, self.model.max_position, self._memory_share())
         self.pages = Arena(self.sizing.num_blocks, self.layout.page_bytes, config.device)
         self.slots = Arena(self.sizing.num_slots, self.layout.slot_bytes, config.device)
@@ -46,47 +49,69 @@ class ModelRunner:
         return int(free * FREE_MEMORY_SHARE)
 
     @torch.inference_mode()
-    def execute(self, plan: StepPlan) -> tuple[SequenceOf[int | None], SequenceOf[TokenLogprobs | None]]:
-        """Run one step; returns a token and its log-probabilities for each of ``plan.samples``, in order."""
-        for copy in plan.maintenance.restores:
-            self._copy_slot(copy)
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Restore states, run one forward, sample."""
+        for restore in plan.maintenance.restores:
+            load_image(self.pages.bytes, restore.pages, self.slots.bytes[restore.slot])
+        # The state scan of verifications walks rows in step: the longest first.
+        order = sorted(range(len(plan.verifications)), key=lambda i: -len(plan.verifications[i].drafts))
+        verifications = [plan.verifications[i] for i in order]
         batch = build_batch(
-            [self._row(seq, seq.num_computed_tokens, seq.num_tokens) for seq in plan.decodes],
-            [self._prefill_row(prefill) for prefill in plan.prefills],
+            [self._source(seq, [seq.token_ids[-1]]) for seq in plan.decodes],
+            [
+                self._source(v.seq, [v.seq.token_ids[-1], *v.drafts], scratch=v.seq.state_slots[1:])
+                for v in verifications
+            ],
+            [self._prefill_source(prefill) for prefill in plan.prefills],
             self._tables,
             self.block_size,
             self.device,
         )
         hidden = self.model(batch, self.caches)
-        for prefill in plan.prefills:
-            for rung in prefill.reserved:
-                if rung.position == prefill.chunk.end:
-                    self._copy_slot(SlotCopy(prefill.seq.state_slots[0], rung.checkpoint.slot))
-        samples = plan.samples
-        if not samples:
-            return (), ()
-        rows = [*range(len(plan.decodes))]
-        for index, prefill in enumerate(plan.prefills, start=len(plan.decodes)):
+        singles, first_prefill = len(plan.decodes), len(plan.decodes) + len(verifications)
+        rows = list(range(singles))
+        for index, prefill in enumerate(plan.prefills, start=first_prefill):
             if prefill.is_last:
                 rows.append(batch.query_starts[index + 1] - 1)
-        if len(rows) != hidden.shape[0]:
-            hidden = hidden[torch.tensor(rows, device=hidden.device)]
-        return self.sampler.sample(self.model.compute_logits(hidden), samples)
+        drafted = range(singles, batch.query_starts[first_prefill])
+        wanted = [*rows, *drafted]
+        if not wanted:
+            return StepResult((), ())
+        if len(wanted) != hidden.shape[0]:
+            hidden = hidden[torch.tensor(wanted, device=hidden.device)]
+        logits = self.model.compute_logits(hidden)
+        tokens, logprobs = self.sampler.sample(logits[: len(rows)], plan.samples) if rows else ((), ())
+        verified: list[tuple[list[int] | None, list[TokenLogprobs | None]]] = [(None, [])] * len(order)
+        if drafted:
+            seqs, drafts = [v.seq for v in verifications], [v.drafts for v in verifications]
+            for i, outcome in zip(order, verify(self.sampler, logits[len(rows) :], seqs, drafts), strict=True):
+                verified[i] = outcome
+        return StepResult(tokens, logprobs, verified)
+
+    @torch.inference_mode()
+    def store(self, stores: SequenceOf[ImageStore]) -> None:
+        """Copy slots to images."""
+        for store in stores:
+            save_image(self.slots.bytes[store.slot], self.pages.bytes, store.pages)
 
     def forget(self, request_id: str) -> None:
         """Drop what is kept by request; unknown ids are no error."""
         self.sampler.forget(request_id)
         self._tables.forget(request_id)
 
-    def _row(self, seq: Sequence, start: int, end: int, interior: SequenceOf[tuple[int, int]] = ()) -> RowSource:
+    def _source(
+        self,
+        seq: Sequence,
+        tokens: list[int],
+        interior: SequenceOf[tuple[int, int]] = (),
+        scratch: SequenceOf[int] = (),
+    ) -> RowSource:
         slot = seq.state_slots[0] if seq.state_slots else 0
+        read = slot if seq.reading is None or seq.reading.slot is None else seq.reading.slot
         row = self._tables.row(seq.request_id, seq.block_table)
-        return RowSource(seq.token_ids, start, end, row, slot, interior)
+        return RowSource(tokens, seq.num_computed_tokens, row, read, slot, interior, scratch)
 
-    def _prefill_row(self, prefill: PrefillChunk) -> RowSource:
+    def _prefill_source(self, prefill: PrefillChunk) -> RowSource:
         chunk = prefill.chunk
-        interior = [(r.position, r.checkpoint.slot) for r in prefill.reserved if r.position < chunk.end]
-        return self._row(prefill.seq, chunk.start, chunk.end, interior)
-
-    def _copy_slot(self, copy: SlotCopy) -> None:
-        self.slots.bytes[copy.target].copy_(self.slots.bytes[copy.source])
+        interior = [(rung.position, rung.slot) for rung in prefill.reserved if rung.slot is not None]
+        return self._source(prefill.seq, prefill.seq.token_ids[chunk.start : chunk.end], interior)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 
-from atom.model_engine.cache_layout import CacheLayout
-from atom.model_engine.messages import TokenLogprobs
-from atom.model_engine.scheduler import StepPlan
+from atom.model_engine.cache_layout import CacheGeometry
 from atom.model_engine.sizing import Sizing
+from atom.model_engine.state_runtime import ImageStore
+from atom.model_engine.step_plan import StepPlan, StepResult
 
 
 class NullRunner:
@@ -15,15 +15,18 @@ class NullRunner:
 
     def __init__(self, block_size: int, num_blocks: int, num_slots: int, max_model_len: int, vocab_size: int) -> None:
         slot_bytes = 64 if num_slots else 0
-        self.layout = CacheLayout(block_size, (), (), page_bytes=64, slot_bytes=slot_bytes)
+        self.geometry = CacheGeometry(block_size, 64, slot_bytes, slot_bytes, "null")
         self.sizing = Sizing(num_blocks, num_slots, max_model_len, 64, slot_bytes)
         self.vocab_size = vocab_size
         self.interior_grid = block_size
 
-    def execute(self, plan: StepPlan) -> tuple[SequenceOf[int | None], SequenceOf[TokenLogprobs | None]]:
-        """Token 0 for each of ``plan.samples``."""
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Token 0 for each of ``plan.samples``; drafts are refused."""
         count = len(plan.samples)
-        return [0] * count, [None] * count
+        return StepResult([0] * count, [None] * count, [([0], [None])] * len(plan.verifications))
+
+    def store(self, stores: SequenceOf[ImageStore]) -> None:
+        """There are no bytes."""
 
     def forget(self, request_id: str) -> None:
         """Nothing is kept by request."""

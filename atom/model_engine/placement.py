@@ -10,6 +10,7 @@ class RungKind(Enum):
     """Why a checkpoint is kept."""
 
     ANCHOR = "anchor"
+    DEMAND = "demand"
     INTERVAL = "interval"
 
 
@@ -27,22 +28,27 @@ class Placement:
 
     block_size: the grid of every rung. interval: tokens between ladder rungs, a multiple of block_size; None: no ladder.
     interior_grid: the forward gives out the state at ``chunk start + k * interior_grid``; None: only at a chunk's end.
-    enabled: False keeps nothing.
+    demand: keep a boundary that a request was refused at. enabled: False keeps nothing.
     """
 
     block_size: int
     interval: int | None = None
     interior_grid: int | None = None
+    demand: bool = True
     enabled: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Tokens ``[start, end)`` to compute, and the rungs in ``(start, end]`` whose state this forward can give out."""
+    """Tokens ``[start, end)`` to compute, and the rungs in ``(start, end]`` whose state this forward can give out.
+
+    ``cut``: the rung that the chunk ends early for, if it does.
+    """
 
     start: int
     end: int
     rungs: tuple[Rung, ...]
+    cut: RungKind | None = None
 
 
 def resumable_limit(num_tokens: int, block_size: int) -> int:
@@ -55,40 +61,50 @@ def snap_interval(interval_tokens: int, block_size: int) -> int | None:
     return interval_tokens // block_size * block_size or None if interval_tokens > 0 else None
 
 
-def plan_chunk(placement: Placement, start: int, num_tokens: int, budget: int) -> Chunk:
+def plan_chunk(
+    placement: Placement,
+    start: int,
+    num_tokens: int,
+    budget: int,
+    demand: int | None = None,
+    interior: int | None = None,
+    room: bool = True,
+) -> Chunk:
     """The next chunk of a prefill of ``num_tokens`` tokens of which ``start`` are computed, at most ``budget`` long.
 
-    The only place that decides where a chunk is cut and what is kept. A chunk that does not finish the prompt ends on a
+    The only place that decides where a chunk is cut and what is kept. ``demand``: the boundary that this request was
+    refused at. ``interior``: how many states the forward has places for inside a chunk; None: any number. ``room``: False
+    when nothing could be kept, so that no chunk is cut in vain. A chunk that does not finish the prompt ends on a
     boundary where it can, so that the next one starts on the grid; it always makes progress.
     """
     block = placement.block_size
     end = min(num_tokens, start + budget)
     if end < num_tokens and end // block * block > start:
         end = end // block * block
+    if not (placement.enabled and room):
+        return Chunk(start, end, ())
     rungs: list[Rung] = []
-    for rung in _rungs_between(placement, start, end, num_tokens):
-        grid = placement.interior_grid
-        if rung.position == end or (grid is not None and (rung.position - start) % grid == 0):
-            rungs.append(rung)
-        else:
-            return Chunk(start, rung.position, (*rungs, rung))
+    inside = 0
+    for rung in _rungs_between(placement, start, end, num_tokens, demand):
+        if rung.position < end:
+            grid = placement.interior_grid
+            if grid is None or (rung.position - start) % grid or inside == interior:
+                return Chunk(start, rung.position, (*rungs, rung), cut=rung.kind)
+            inside += 1
+        rungs.append(rung)
     return Chunk(start, end, tuple(rungs))
 
 
-def _rungs_between(placement: Placement, start: int, end: int, num_tokens: int) -> list[Rung]:
-    """Rungs in ``(start, end]``, in order; a position that is both anchor and ladder is an anchor. O(rungs)."""
-    if not placement.enabled:
-        return []
-    anchor = resumable_limit(num_tokens, placement.block_size)
-    rungs = []
+def _rungs_between(placement: Placement, start: int, end: int, num_tokens: int, demand: int | None) -> list[Rung]:
+    """Rungs in ``(start, end]``, in order; where kinds meet, anchor goes before demand before interval. O(rungs)."""
+    kinds: dict[int, RungKind] = {}
     if placement.interval is not None:
-        first = start // placement.interval * placement.interval + placement.interval
-        rungs = [
-            Rung(position, RungKind.INTERVAL)
-            for position in range(first, end + 1, placement.interval)
-            if position < num_tokens and position != anchor
-        ]
+        step = placement.interval
+        for position in range(start // step * step + step, min(end, num_tokens - 1) + 1, step):
+            kinds[position] = RungKind.INTERVAL
+    if demand is not None and start < demand <= end:
+        kinds[demand] = RungKind.DEMAND
+    anchor = resumable_limit(num_tokens, placement.block_size)
     if start < anchor <= end:
-        rungs.append(Rung(anchor, RungKind.ANCHOR))
-        rungs.sort(key=lambda rung: rung.position)
-    return rungs
+        kinds[anchor] = RungKind.ANCHOR
+    return [Rung(position, kinds[position]) for position in sorted(kinds)]

@@ -4,45 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field
 
-from atom.model_engine.block_manager import BlockManager, ReservedRung
+from atom.model_engine.block_manager import BlockManager
 from atom.model_engine.ids import BlockKey
-from atom.model_engine.messages import EngineOutput, TokenLogprobs
-from atom.model_engine.placement import Chunk, plan_chunk, resumable_limit
+from atom.model_engine.messages import EngineOutput
+from atom.model_engine.placement import resumable_limit
 from atom.model_engine.sequence import Sequence
-from atom.model_engine.state_runtime import StateMaintenanceOps
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillChunk:
-    """A chunk of a prompt in one forward, and the places for the states it gives out."""
-
-    seq: Sequence
-    chunk: Chunk
-    reserved: SequenceOf[ReservedRung] = ()
-
-    @property
-    def is_last(self) -> bool:
-        """Whether the chunk computes the request's last token, so that the next one can be sampled."""
-        return self.chunk.end == self.seq.num_tokens
-
-
-@dataclass(slots=True)
-class StepPlan:
-    """One forward. Each of ``decodes`` computes its last token; ``samples`` are those that get a next token, in order."""
-
-    decodes: list[Sequence] = field(default_factory=list)
-    prefills: list[PrefillChunk] = field(default_factory=list)
-    maintenance: StateMaintenanceOps = field(default_factory=StateMaintenanceOps)
-
-    @property
-    def samples(self) -> list[Sequence]:
-        return self.decodes + [prefill.seq for prefill in self.prefills if prefill.is_last]
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.decodes) + sum(prefill.chunk.end - prefill.chunk.start for prefill in self.prefills)
+from atom.model_engine.speculation import Drafter
+from atom.model_engine.step_plan import PrefillChunk, StepPlan, StepResult, Verification
+from atom.model_engine.step_update import StepUpdate
 
 
 class Scheduler:
@@ -53,13 +23,21 @@ class Scheduler:
     whatever the pools' size.
     """
 
-    def __init__(self, block_manager: BlockManager, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+    def __init__(
+        self,
+        block_manager: BlockManager,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        drafter: Drafter | None = None,
+    ) -> None:
         self.block_manager = block_manager
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
+        self.drafter = drafter
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.num_preemptions = 0
+        self.updates = StepUpdate(block_manager)
 
     @property
     def has_unfinished(self) -> bool:
@@ -90,18 +68,22 @@ class Scheduler:
     def schedule(self) -> StepPlan | None:
         """The next step, its pages and slots reserved; None if there is nothing to run."""
         plan = StepPlan()
-        self._schedule_decodes(plan)
-        budget = self._schedule_prefills(plan, self.max_num_batched_tokens - len(plan.decodes))
+        budget = self._schedule_decodes(plan, self.max_num_batched_tokens)
+        budget = self._schedule_prefills(plan, budget)
         if self.waiting and budget > 0:
             self._admit(plan, budget)
-        if not plan.decodes and not plan.prefills:
+        if not plan.decodes and not plan.prefills and not plan.verifications:
             return None
+        # Live work has what it needs by now: what is left is room for checkpoints.
+        for prefill in plan.prefills:
+            prefill.reserved = self.block_manager.reserve_rungs(prefill.seq, prefill.chunk)
         plan.maintenance = self.block_manager.take_maintenance()
         return plan
 
-    def _schedule_decodes(self, plan: StepPlan) -> None:
+    def _schedule_decodes(self, plan: StepPlan, budget: int) -> int:
         running, manager = self.running, self.block_manager
-        decodes, size = plan.decodes, manager.block_size
+        decodes, size, drafter = plan.decodes, manager.block_size, self.drafter
+        spare = budget - len(running)
         index = 0
         # The list shrinks at its end while it is walked: a victim is always younger than the one that needs a page.
         while index < len(running):
@@ -112,11 +94,29 @@ class Scheduler:
                 continue
             if len(seq.block_table) * size < num_tokens and not self._make_room(seq):
                 continue
-            decodes.append(seq)
+            budget -= 1
+            drafts = self._draft(seq, spare) if drafter is not None else None
+            if drafts:
+                spare -= len(drafts)
+                budget -= len(drafts)
+                plan.verifications.append(Verification(seq, drafts))
+            else:
+                decodes.append(seq)
+        return budget
+
+    def _draft(self, seq: Sequence, spare: int) -> list[int]:
+        """Tokens to verify behind the last one: a guess, which preempts nobody and takes no decode's place."""
+        assert self.drafter is not None
+        num_tokens = len(seq.token_ids)
+        limit = min(self.drafter.num_speculative_tokens, spare, seq.max_tokens - num_tokens - 1)
+        drafts = self.drafter.propose(seq, limit) if limit > 0 else []
+        if drafts and not self.block_manager.reserve_room(seq, num_tokens + len(drafts)):
+            return []
+        return drafts
 
     def _make_room(self, seq: Sequence) -> bool:
         """Find a page for ``seq``'s last token, preempting the youngest; False if that was ``seq`` itself."""
-        while not self.block_manager.reserve_room(seq):
+        while not self.block_manager.reserve_room(seq, len(seq.token_ids)):
             victim = self.running.pop()
             self._preempt(victim)
             if victim is seq:
@@ -129,7 +129,7 @@ class Scheduler:
         self.num_preemptions += 1
 
     def _schedule_prefills(self, plan: StepPlan, budget: int) -> int:
-        if len(plan.decodes) == len(self.running):
+        if len(plan.decodes) + len(plan.verifications) == len(self.running):
             return budget
         for seq in self.running:
             left = len(seq.token_ids) - seq.num_computed_tokens
@@ -139,9 +139,9 @@ class Scheduler:
 
     def _plan_prefill(self, plan: StepPlan, seq: Sequence, budget: int) -> int:
         """Add ``seq``'s next chunk; returns its length."""
-        manager = self.block_manager
-        chunk = plan_chunk(manager.placement, seq.num_computed_tokens, len(seq.token_ids), budget)
-        plan.prefills.append(PrefillChunk(seq, chunk, manager.reserve_rungs(seq, chunk)))
+        taken = sum(rung.position < p.chunk.end for p in plan.prefills for rung in p.chunk.rungs)
+        chunk = self.block_manager.plan_chunk(seq, budget, taken)
+        plan.prefills.append(PrefillChunk(seq, chunk))
         return chunk.end - chunk.start
 
     def _admit(self, plan: StepPlan, budget: int) -> None:
@@ -177,50 +177,20 @@ class Scheduler:
 
     # After the forward
 
-    def update(
-        self, plan: StepPlan, tokens: SequenceOf[int | None], logprobs: SequenceOf[TokenLogprobs | None]
-    ) -> list[EngineOutput]:
-        """Publish what ``plan`` computed and append the sampled ``tokens``, one for each of ``plan.samples``.
-
-        A token None ends its request with an error: its logits were not finite.
-        """
-        manager, size = self.block_manager, self.block_manager.block_size
-        for seq in plan.decodes:
-            computed = seq.num_computed_tokens = seq.num_computed_tokens + 1
-            if computed % size == 0:
-                manager.commit(seq, computed)
-        for prefill in plan.prefills:
-            manager.commit(prefill.seq, prefill.chunk.end, prefill.reserved)
-        manager.finish_step()
-        outputs: list[EngineOutput] = []
-        finished: set[str] = set()
-        for seq, token, logprob in zip(plan.samples, tokens, logprobs, strict=True):
-            output = self._append(seq, token, logprob)
-            outputs.append(output)
-            if output.finish_reason is not None:
-                finished.add(seq.request_id)
+    def update(self, plan: StepPlan, result: StepResult) -> list[EngineOutput]:
+        """Publish what ``plan`` computed, append what was sampled, and end requests that are done."""
+        outputs = self.updates.apply(plan, result)
+        finished = [output.request_id for output in outputs if output.finish_reason is not None]
         if finished:
-            self.abort(list(finished))
+            self.abort(finished)
         return outputs
-
-    def _append(self, seq: Sequence, token: int | None, logprob: TokenLogprobs | None) -> EngineOutput:
-        cached = seq.num_cached_tokens or 0
-        if token is None:
-            return EngineOutput(seq.request_id, [], cached, "error", error="the model's logits are not finite")
-        seq.token_ids.append(token)
-        output = EngineOutput(seq.request_id, [token], cached, logprobs=None if logprob is None else [logprob])
-        if token in seq.stop_ids and seq.num_output_tokens > seq.params.min_tokens:
-            output.finish_reason = "stop"
-            output.stop_reason = token if token in seq.params.stop_token_ids else None
-        elif len(seq.token_ids) >= seq.max_tokens:
-            output.finish_reason = "length"
-        return output
 
     def fail(self, plan: StepPlan, error: str) -> list[EngineOutput]:
         """The forward of ``plan`` raised: cancel what it reserved and end its requests with ``error``."""
-        for prefill in plan.prefills:
-            self.block_manager.cancel(prefill.reserved)
-        self.block_manager.finish_step()
-        failed = plan.decodes + [prefill.seq for prefill in plan.prefills]
+        states = self.block_manager.states
+        if states is not None:
+            for prefill in plan.prefills:
+                states.cancel(prefill.reserved)
+        failed = plan.sequences
         self.abort([seq.request_id for seq in failed])
         return [EngineOutput(s.request_id, [], s.num_cached_tokens or 0, "error", error=error) for s in failed]

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
+from typing import TYPE_CHECKING
 
 from atom.model_engine.ids import BlockId, BlockKey, SlotId
+from atom.model_engine.state_cache import Checkpoint
 from atom.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from atom.model_engine.block_manager import Hit
 
 
 class Sequence:
@@ -14,18 +19,27 @@ class Sequence:
     Tokens ``[0, num_computed_tokens)`` are in the pages and in the state. ``block_table[i]`` is the page of block i.
     ``state_slots[0]`` holds the committed state. ``block_keys[i]`` names block i; ``num_published_blocks`` of them were
     offered to the prefix index. ``num_cached_tokens`` is what the first admission resumed, None before it.
+    ``reading``: the checkpoint whose slot the next forward reads in place of ``state_slots[0]``. ``last_anchor``: the
+    latest anchor on this path; ``answer_anchor``: the one kept for the answer so far. ``hit``: what the first
+    admission found. ``demand``: the boundary that the
+    request was refused at and keeps for the next one.
     """
 
     __slots__ = (
+        "answer_anchor",
         "block_keys",
         "block_table",
+        "demand",
+        "hit",
         "key_root",
+        "last_anchor",
         "max_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_prompt_tokens",
         "num_published_blocks",
         "params",
+        "reading",
         "request_id",
         "state_slots",
         "stop_ids",
@@ -58,6 +72,11 @@ class Sequence:
         self.num_computed_tokens = 0
         self.num_published_blocks = 0
         self.num_cached_tokens: int | None = None
+        self.reading: Checkpoint | None = None
+        self.last_anchor: Checkpoint | None = None
+        self.answer_anchor: Checkpoint | None = None
+        self.demand: int | None = None
+        self.hit: Hit | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -8,6 +8,9 @@ from atom.config import ConfigError, EngineConfig
 from atom.model_engine.cache_layout import CacheLayout
 from atom.utils.units import format_bytes
 
+INTERIOR_SLOTS = 4
+"""Slots for states that a forward gives out inside chunks, on their way to images; more such rungs cut the chunk."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sizing:
@@ -29,9 +32,9 @@ class Sizing:
 
 
 def size_arenas(config: EngineConfig, layout: CacheLayout, model_limit: int, free_bytes: int) -> Sizing:
-    """Divide the budget: live slots first, then checkpoint slots and pages share the rest.
+    """Divide the budget: slots of running requests first, then checkpoint slots, if they are kept as slots, and pages.
 
-    Checkpoints get at most half of the rest and at most one slot a page. ``model_limit``: longest context of the model in
+    Checkpoint slots get at most half of the rest and at most one slot a page; images need none. ``model_limit``: longest context of the model in
     tokens. ``free_bytes``: the budget when the user named none. Raises ConfigError where the budget, the number of pages
     and the longest request do not fit together.
     """
@@ -40,10 +43,11 @@ def size_arenas(config: EngineConfig, layout: CacheLayout, model_limit: int, fre
         raise ConfigError("max_model_len", max_len, f"the model's limit is {model_limit}")
     budget = free_bytes if config.kv_cache_memory is None else int(config.kv_cache_memory)
     page, slot = layout.page_bytes, layout.slot_bytes
-    stateful = slot > 0
-    live = config.max_num_seqs if stateful else 0
-    keeps = stateful and config.enable_prefix_caching and config.state_checkpoint_interval_tokens != 0
-    checkpoints = config.state_checkpoint_slots if keeps else 0
+    keeps = slot > 0 and config.enable_prefix_caching and config.state_checkpoint_interval_tokens != 0
+    live = config.max_num_seqs * (1 + config.num_speculative_tokens) if slot else 0
+    if keeps and config.state_checkpoint_backend != "slot":
+        live += INTERIOR_SLOTS
+    checkpoints = (config.state_checkpoint_slots if config.state_checkpoint_backend == "slot" else 0) if keeps else 0
     least_blocks = -(-max_len // config.block_size)
     if config.num_kvcache_blocks is not None:
         num_blocks = config.num_kvcache_blocks

@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 
-from atom.model_engine.eviction import LeastRecentlyUsed
+from atom.model_engine.eviction import GuessesFirst
 from atom.model_engine.ids import BlockKey, SlotId
-from atom.model_engine.state_cache import Checkpoint, CheckpointFates
+from atom.model_engine.placement import RungKind
+from atom.model_engine.state_cache import Checkpoint, CheckpointFates, CheckpointStatus
 
 
 class StateSlotPool:
-    """``num_slots`` slots, each vacant, live (one request's state), reserved (being written) or a checkpoint.
+    """``num_slots`` slots, each vacant, live (a request's state or scratch), reserved or a checkpoint.
 
-    A vacant slot goes first, then the longest unused checkpoint that nobody reads: live work never waits for a finished
-    checkpoint (I6). It fulfils :class:`~atom.model_engine.state_cache.StateCache` and moves no bytes.
+    A vacant slot goes first, the lowest index first; then the checkpoint that the policy names and nobody reads: live
+    work never waits for a finished checkpoint (I6). It fulfils :class:`~atom.model_engine.state_cache.StateCache`, keeping
+    each checkpoint as one slot, and moves no bytes. Where checkpoints are images it holds live slots alone.
     """
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
         self.fates = CheckpointFates()
-        # Popped from the end: the lowest ids go first.
-        self._vacant = [SlotId(i) for i in range(num_slots - 1, -1, -1)]
+        self._vacant = [SlotId(i) for i in range(num_slots)]
         self._live: set[SlotId] = set()
         self._checkpoints: dict[BlockKey, Checkpoint] = {}
-        self._evictable: LeastRecentlyUsed[BlockKey] = LeastRecentlyUsed()
-        # Pinned checkpoints whose key is gone; they hold their slot until the last reader is done.
-        self._orphans: set[Checkpoint] = set()
+        self._evicting: set[Checkpoint] = set()
+        self._policy = GuessesFirst()
         self._reserved = 0
 
     @property
@@ -42,41 +43,57 @@ class StateSlotPool:
 
     @property
     def num_checkpoints(self) -> int:
-        """Checkpoints that are findable."""
         return len(self._checkpoints) - self._reserved
 
-    def take_live(self) -> SlotId | None:
-        """A slot for a request's state, its bytes undefined; None if every slot is live, reserved or pinned."""
-        slot = self._take()
-        if slot is not None:
-            self._live.add(slot)
-        return slot
+    @property
+    def num_available(self) -> int:
+        """Slots that :meth:`take_live` could hand out now."""
+        return len(self._vacant) + self._policy.num_images
 
-    def can_take_live(self) -> bool:
-        return bool(self._vacant) or bool(self._evictable)
+    # Live slots
 
-    def can_take_live_beside(self, key: BlockKey) -> bool:
-        """Whether :meth:`take_live` finds a slot other than that of the checkpoint under ``key``."""
-        return bool(self._vacant) or len(self._evictable) - (key in self._evictable) > 0
+    def take_live(self, count: int = 1) -> list[SlotId] | None:
+        """``count`` slots, not adjacent, their bytes undefined; None, and nothing taken, if fewer are available."""
+        if count > self.num_available:
+            return None
+        slots = [self._take() for _ in range(count)]
+        self._live.update(slots)
+        return slots
 
-    def adopt(self, key: BlockKey) -> SlotId | None:
-        """Turn an unpinned checkpoint into a request's live slot, its bytes as they are; the checkpoint is gone.
+    def release_live(self, slots: Sequence[SlotId]) -> None:
+        """Give back live slots. KeyError if one was not live."""
+        for slot in slots:
+            self._live.remove(slot)
+            heapq.heappush(self._vacant, slot)
+
+    def adopt(self, checkpoint: Checkpoint) -> SlotId | None:
+        """Turn an unpinned checkpoint into a live slot, its bytes as they are; the checkpoint is gone.
 
         The way to resume when no other slot is free. None if the checkpoint is being read.
         """
-        if key not in self._evictable:
+        if not self._is_free(checkpoint):
             return None
-        self._evictable.remove(key)
-        slot = self._checkpoints.pop(key).slot
+        slot = checkpoint.slot
+        assert slot is not None
+        self._policy.remove_image(checkpoint)
+        self._forget(checkpoint)
         self._live.add(slot)
-        self.fates.read_back += 1
+        self.fates.read_back[checkpoint.kind] += 1
         self.fates.evicted += 1
         return slot
 
-    def release_live(self, slot: SlotId) -> None:
-        """Give back a request's slot. KeyError if it was not live."""
-        self._live.remove(slot)
-        self._vacant.append(slot)
+    def hand_over(self, checkpoint: Checkpoint, live: SlotId) -> SlotId:
+        """Fork: the live slot, whose bytes the checkpoint wants, becomes the checkpoint's; returns the reserved one.
+
+        The request goes on in the returned slot, and its next forward reads the old one: pin it until then.
+        """
+        assert checkpoint.status is CheckpointStatus.RESERVED and checkpoint.slot is not None
+        self._live.remove(live)
+        fresh, checkpoint.slot = checkpoint.slot, live
+        self._live.add(fresh)
+        return fresh
+
+    # Checkpoints
 
     def rightmost(self, keys: Sequence[BlockKey], limit: int) -> int:
         checkpoints = self._checkpoints
@@ -84,90 +101,138 @@ class StateSlotPool:
             return 0
         for count in range(min(limit, len(keys)), 0, -1):
             checkpoint = checkpoints.get(keys[count - 1])
-            if checkpoint is not None and checkpoint.ready:
+            if checkpoint is not None and checkpoint.status is CheckpointStatus.READY:
                 return count
         return 0
 
-    def reserve(self, key: BlockKey) -> Checkpoint | None:
+    def find(self, key: BlockKey) -> Checkpoint | None:
+        checkpoint = self._checkpoints.get(key)
+        return checkpoint if checkpoint is not None and checkpoint.status is CheckpointStatus.READY else None
+
+    def has_room(self) -> bool:
+        return self.num_available > 0
+
+    def reserve(self, key: BlockKey, kind: RungKind, replace: Checkpoint | None = None) -> Checkpoint | None:
         kept = self._checkpoints.get(key)
         if kept is not None:
-            if key in self._evictable:
-                self._evictable.add(key)
+            self._keep_longer(kept, kind)
             return None
-        slot = self._take()
-        if slot is None:
+        if replace is not None and self._is_free(replace):
+            self._policy.remove_image(replace)
+            self._vacate(replace)
+            self.fates.superseded += 1
+        if not self.has_room():
             self.fates.dropped += 1
             return None
-        checkpoint = self._checkpoints[key] = Checkpoint(key, slot)
+        checkpoint = self._checkpoints[key] = Checkpoint(key, kind, slot=self._take())
         self._reserved += 1
         return checkpoint
 
     def publish(self, checkpoint: Checkpoint) -> None:
-        assert not checkpoint.ready, "published twice"
-        checkpoint.ready = True
+        assert checkpoint.status in (CheckpointStatus.RESERVED, CheckpointStatus.COPYING)
+        checkpoint.status = CheckpointStatus.READY
         self._reserved -= 1
-        self._evictable.add(checkpoint.key)
+        self._policy.add_image(checkpoint)
         self.fates.kept += 1
+        if checkpoint.predecessor is not None:
+            self.supersede(checkpoint.predecessor)
+            checkpoint.predecessor = None
 
     def cancel(self, checkpoint: Checkpoint) -> None:
-        assert not checkpoint.ready, "a published checkpoint cannot be cancelled"
-        del self._checkpoints[checkpoint.key]
+        assert checkpoint.status in (CheckpointStatus.RESERVED, CheckpointStatus.COPYING)
         self._reserved -= 1
-        self._vacant.append(checkpoint.slot)
+        self._vacate(checkpoint)
 
-    def pin(self, key: BlockKey) -> Checkpoint:
-        checkpoint = self._checkpoints[key]
-        assert checkpoint.ready, "only a published checkpoint can be read"
+    def pin(self, checkpoint: Checkpoint) -> None:
+        assert checkpoint.status is CheckpointStatus.READY, "only a published checkpoint can be read"
+        self.hold(checkpoint)
+        self.fates.read_back[checkpoint.kind] += 1
+
+    def hold(self, checkpoint: Checkpoint) -> None:
+        """Pin without counting a use: the request that handed the slot over reads it once more itself."""
         if not checkpoint.pins:
-            self._evictable.remove(key)
+            self._policy.remove_image(checkpoint)
         checkpoint.pins += 1
-        self.fates.read_back += 1
-        return checkpoint
 
     def unpin(self, checkpoint: Checkpoint) -> None:
         assert checkpoint.pins > 0, "unpinned more often than pinned"
         checkpoint.pins -= 1
         if checkpoint.pins:
             return
-        if checkpoint.filed:
-            self._evictable.add(checkpoint.key)
+        if checkpoint.status is CheckpointStatus.READY:
+            self._policy.add_image(checkpoint)
         else:
-            self._orphans.remove(checkpoint)
-            self._vacant.append(checkpoint.slot)
+            self._evicting.remove(checkpoint)
+            self._free(checkpoint)
+
+    def supersede(self, checkpoint: Checkpoint) -> None:
+        if checkpoint.superseded or checkpoint.is_guess or checkpoint.status is not CheckpointStatus.READY:
+            return
+        if checkpoint.pins:
+            checkpoint.superseded = True
+            return
+        self._policy.remove_image(checkpoint)
+        checkpoint.superseded = True
+        self._policy.add_image(checkpoint)
 
     def orphan(self, key: BlockKey) -> None:
         checkpoint = self._checkpoints.get(key)
-        if checkpoint is None or not checkpoint.ready:
-            # A reservation belongs to a request that is computing this block again: it decides at its publish.
+        if checkpoint is None or checkpoint.status is not CheckpointStatus.READY:
+            # A reservation belongs to a request that is computing this block again and publishes it with the state.
             return
-        del self._checkpoints[key]
-        checkpoint.filed = False
         self.fates.orphaned += 1
         if checkpoint.pins:
-            self._orphans.add(checkpoint)
+            del self._checkpoints[key]
+            checkpoint.status = CheckpointStatus.EVICTING
+            self._evicting.add(checkpoint)
         else:
-            self._evictable.remove(key)
-            self._vacant.append(checkpoint.slot)
+            self._policy.remove_image(checkpoint)
+            self._vacate(checkpoint)
 
-    def _take(self) -> SlotId | None:
+    def _is_free(self, checkpoint: Checkpoint) -> bool:
+        return checkpoint.status is CheckpointStatus.READY and not checkpoint.pins
+
+    def _keep_longer(self, checkpoint: Checkpoint, kind: RungKind) -> None:
+        """The same state is wanted again: it is as good as new, and an anchor if this request knows it to be one."""
+        if not self._is_free(checkpoint):
+            return
+        self._policy.remove_image(checkpoint)
+        checkpoint.superseded = False
+        if kind is RungKind.ANCHOR:
+            checkpoint.kind = kind
+        self._policy.add_image(checkpoint)
+
+    def _take(self) -> SlotId:
         if self._vacant:
-            return self._vacant.pop()
-        if not self._evictable:
-            return None
+            return heapq.heappop(self._vacant)
+        victim = self._policy.pop()
+        assert isinstance(victim, Checkpoint) and victim.slot is not None
         self.fates.evicted += 1
-        checkpoint = self._checkpoints.pop(self._evictable.pop())
-        checkpoint.filed = False
-        return checkpoint.slot
+        self._forget(victim)
+        return victim.slot
 
-    def ready_slots(self) -> dict[BlockKey, SlotId]:
-        """Where each findable checkpoint is. O(checkpoints); for checks and reports."""
-        return {key: checkpoint.slot for key, checkpoint in self._checkpoints.items() if checkpoint.ready}
+    def _forget(self, checkpoint: Checkpoint) -> None:
+        del self._checkpoints[checkpoint.key]
+        checkpoint.status = CheckpointStatus.GONE
+
+    def _vacate(self, checkpoint: Checkpoint) -> None:
+        del self._checkpoints[checkpoint.key]
+        self._free(checkpoint)
+
+    def _free(self, checkpoint: Checkpoint) -> None:
+        checkpoint.status = CheckpointStatus.GONE
+        assert checkpoint.slot is not None
+        heapq.heappush(self._vacant, checkpoint.slot)
+
+    def ready(self) -> dict[BlockKey, Checkpoint]:
+        """Findable checkpoints by key. O(checkpoints); for checks and reports."""
+        return {key: c for key, c in self._checkpoints.items() if c.status is CheckpointStatus.READY}
 
     def check(self) -> None:
         """AssertionError unless every slot is in exactly one place (I5). O(pool)."""
-        held = [checkpoint.slot for checkpoint in (*self._checkpoints.values(), *self._orphans)]
+        held = [checkpoint.slot for checkpoint in (*self._checkpoints.values(), *self._evicting)]
         places = sorted([*self._vacant, *self._live, *held])
         assert places == list(range(self.num_slots)), f"slots are not conserved: {places}"
-        assert self._reserved == sum(not checkpoint.ready for checkpoint in self._checkpoints.values())
-        for key, checkpoint in self._checkpoints.items():
-            assert (key in self._evictable) == (checkpoint.ready and not checkpoint.pins)
+        free = {checkpoint for checkpoint in self._checkpoints.values() if self._is_free(checkpoint)}
+        assert free == set(self._policy.images()), "exactly the published and unpinned may be given up"
+        assert self._reserved == sum(c.status is not CheckpointStatus.READY for c in self._checkpoints.values())

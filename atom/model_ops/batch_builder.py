@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 
 import numpy as np
@@ -55,49 +56,64 @@ class BlockTables:
 
 
 class RowSource:
-    """One request's part of a batch: tokens ``[start, end)`` of ``token_ids``, and states to keep inside."""
+    """One request's part of a batch: ``tokens`` from position ``start`` on.
 
-    __slots__ = ("end", "interior", "row", "slot", "start", "token_ids")
+    ``row``: its block table. ``read``, ``slot``: where its state is and where it goes. ``interior``: (position, slot) of
+    states to keep inside. ``scratch``: for a verification, the slot after each row but the first.
+    """
+
+    __slots__ = ("interior", "read", "row", "scratch", "slot", "start", "tokens")
 
     def __init__(
         self,
-        token_ids: list[int],
+        tokens: list[int],
         start: int,
-        end: int,
         row: int,
+        read: int,
         slot: int,
         interior: SequenceOf[tuple[int, int]] = (),
+        scratch: SequenceOf[int] = (),
     ) -> None:
-        self.token_ids, self.start, self.end = token_ids, start, end
-        self.row, self.slot, self.interior = row, slot, interior
+        self.tokens, self.start, self.row = tokens, start, row
+        self.read, self.slot, self.interior, self.scratch = read, slot, interior, scratch
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)
 
 
 def build_batch(
-    decodes: SequenceOf[RowSource], prefills: SequenceOf[RowSource], tables: BlockTables, block_size: int, device: str
+    decodes: SequenceOf[RowSource],
+    verifications: SequenceOf[RowSource],
+    prefills: SequenceOf[RowSource],
+    tables: BlockTables,
+    block_size: int,
+    device: str,
 ) -> ForwardBatch:
-    """Pack ``decodes`` (one token each) and ``prefills`` into one forward. O(tokens), vectorised over decodes."""
-    sources = [*decodes, *prefills]
-    ends = [source.end for source in sources]
-    width = -(-max(ends) // block_size)
+    """Pack one forward: ``decodes`` of one token each, ``verifications`` (the longest first), ``prefills``. O(tokens)."""
+    sources = [*decodes, *verifications, *prefills]
+    width = -(-max(source.end for source in sources) // block_size)
     table = tables.gather([source.row for source in sources], width)
     count = len(decodes)
-    tokens = [np.fromiter((s.token_ids[s.start] for s in decodes), np.int64, count)]
+    tokens = [np.fromiter((s.tokens[0] for s in decodes), np.int64, count)]
     positions = [np.fromiter((s.start for s in decodes), np.int64, count)]
     owners = [np.arange(count)]
     query_starts = list(range(count + 1))
-    for index, source in enumerate(prefills, start=count):
-        length = source.end - source.start
-        tokens.append(np.asarray(source.token_ids[source.start : source.end], dtype=np.int64))
+    for index, source in enumerate([*verifications, *prefills], start=count):
+        tokens.append(np.asarray(source.tokens, dtype=np.int64))
         positions.append(np.arange(source.start, source.end))
-        owners.append(np.full(length, index))
-        query_starts.append(query_starts[-1] + length)
+        owners.append(np.full(len(source.tokens), index))
+        query_starts.append(query_starts[-1] + len(source.tokens))
     position = np.concatenate(positions)
     pages = table[np.concatenate(owners), position // block_size]
-    as_tensor = torch.from_numpy
 
     def to_device(array: np.ndarray) -> torch.Tensor:
-        return as_tensor(np.ascontiguousarray(array)).to(device)
+        return torch.from_numpy(np.ascontiguousarray(array)).to(device)
 
+    def slots(values: Iterable[int]) -> torch.Tensor:
+        return to_device(np.fromiter(values, np.int64))
+
+    forked = any(source.read != source.slot for source in sources)
     return ForwardBatch(
         token_ids=to_device(np.concatenate(tokens)),
         positions=to_device(position),
@@ -107,10 +123,16 @@ def build_batch(
         block_tables=to_device(table),
         pages=to_device(pages),
         offsets=to_device(position % block_size),
-        state_slots=to_device(np.fromiter((s.slot for s in sources), np.int64, len(sources))),
+        state_slots=slots(source.slot for source in sources),
         interior=tuple(
             InteriorState(index, position - source.start, slot)
-            for index, source in enumerate(prefills, start=count)
+            for index, source in enumerate(prefills, start=count + len(verifications))
             for position, slot in source.interior
+        ),
+        read_slots=slots(source.read for source in sources) if forked else None,
+        verify_slots=tuple(
+            slots((s.slot, *s.scratch)[j] for s in verifications if j < len(s.tokens))
+            # A model without per-request state has no scratch and needs none.
+            for j in range(len(verifications[0].tokens) if verifications and verifications[0].scratch else 0)
         ),
     )

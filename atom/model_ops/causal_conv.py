@@ -25,18 +25,24 @@ def conv_reference(x: torch.Tensor, state: torch.Tensor, weight: torch.Tensor) -
     return torch.stack(outputs), window
 
 
-def conv_step(x: torch.Tensor, states: torch.Tensor, slots: torch.Tensor | int, weight: torch.Tensor) -> torch.Tensor:
-    """One token of n sequences. ``x [n, C]``, ``states [num_slots, C, K-1]`` updated in place at ``slots [n]``
-    (an int for a single sequence).
+def conv_step(
+    x: torch.Tensor,
+    states: torch.Tensor,
+    reads: torch.Tensor | int,
+    writes: torch.Tensor | int,
+    weight: torch.Tensor,
+) -> torch.Tensor:
+    """One token of n sequences. ``x [n, C]``; states in ``states [num_slots, C, K-1]``, read at ``reads [n]`` and written
+    at ``writes [n]`` (ints for a single sequence).
 
     ``weight [K, C]`` float32; returns ``[n, C]`` float32.
     """
-    if isinstance(slots, int):
-        window = torch.cat((states[slots : slots + 1], x.unsqueeze(-1)), dim=-1)
-        states[slots : slots + 1] = window[..., 1:]
+    if isinstance(reads, int):
+        window = torch.cat((states[reads : reads + 1], x.unsqueeze(-1)), dim=-1)
+        states[writes] = window[0, :, 1:]
     else:
-        window = torch.cat((states.index_select(0, slots), x.unsqueeze(-1)), dim=-1)
-        states.index_copy_(0, slots, window[..., 1:])
+        window = torch.cat((states.index_select(0, reads), x.unsqueeze(-1)), dim=-1)
+        states.index_copy_(0, writes, window[..., 1:])
     return F.silu((window * weight.t()).sum(-1))
 
 
@@ -63,7 +69,7 @@ def _one_sequence(x: torch.Tensor, states: torch.Tensor, plan: ChunkPlan, halo: 
     (span,) = plan.spans
     channels = x.shape[1]
     rows = x.new_empty(halo + plan.num_chunks * CHUNK, channels)
-    rows[:halo] = 0 if span.fresh else states[span.slot].t()
+    rows[:halo] = 0 if span.fresh else states[span.read].t()
     rows[halo : halo + span.rows] = x
     rows[halo + span.rows :] = 0
     return rows.as_strided((plan.num_chunks, halo + CHUNK, channels), (CHUNK * channels, channels, 1))
@@ -76,7 +82,7 @@ def _several_sequences(x: torch.Tensor, states: torch.Tensor, plan: ChunkPlan, h
     inputs[plan.padded_rows // CHUNK, halo + plan.padded_rows % CHUNK] = x
     for order, span in enumerate(plan.spans):
         if not span.fresh:
-            inputs[order, :halo] = states[span.slot].t()
+            inputs[order, :halo] = states[span.read].t()
         for step in range(1, span.chunks):
             end = span.first + step * CHUNK
             inputs[plan.starts[step] + order, :halo] = x[end - halo : end]
@@ -90,6 +96,7 @@ def _store_states(x: torch.Tensor, states: torch.Tensor, plan: ChunkPlan, halo: 
             states[slot] = x[end - halo : end].t()
         state, rows = states[span.slot], min(span.rows, halo)
         if rows < halo:
-            kept = torch.zeros_like(state[:, rows:]) if span.fresh else state[:, rows:].clone()
+            before = states[span.read][:, rows:]
+            kept = torch.zeros_like(before) if span.fresh else before.clone()
             state[:, : halo - rows] = kept
         state[:, halo - rows :] = x[span.last - rows : span.last].t()

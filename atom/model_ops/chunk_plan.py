@@ -13,14 +13,15 @@ CHUNK = 64
 
 @dataclass(frozen=True, slots=True)
 class StateSpan:
-    """A prefill chunk: rows ``first .. last - 1`` of the forward's prefill rows, its state in slot ``slot``.
+    """A prefill chunk: rows ``first .. last - 1`` of the forward's prefill rows, its state in slot ``read``.
 
-    ``fresh``: the sequence has no context, its state starts at zero. ``interior``: ``(offset, slot)`` of states to keep
+    ``slot``: where the state after it goes. ``fresh``: the sequence has no context, its state starts at zero. ``interior``: ``(offset, slot)`` of states to keep
     after that many rows.
     """
 
     first: int
     last: int
+    read: int
     slot: int
     fresh: bool
     interior: tuple[tuple[int, int], ...]
@@ -35,17 +36,30 @@ class StateSpan:
 
 
 @dataclass(frozen=True, slots=True)
+class StateStep:
+    """One token of several sequences: row ``rows[i]`` takes the state in slot ``reads[i]`` to slot ``writes[i]``.
+
+    Each is int64 ``[n]``; ``reads`` and ``writes`` of a single sequence are plain ints, ``rows`` a slice where rows are
+    adjacent.
+    """
+
+    rows: torch.Tensor | slice
+    reads: torch.Tensor | int
+    writes: torch.Tensor | int
+
+
+@dataclass(frozen=True, slots=True)
 class ChunkPlan:
     """Prefill rows padded to whole chunks of 64, in the order of the scan over chunks.
 
     ``spans`` are sorted by falling number of chunks. Chunk j of every span that has one stands at ``starts[j] ..
     starts[j] + widths[j] - 1``, in the order of the spans, so that step j of the scan reads one contiguous range.
     ``padded_rows [prefill rows]``: each row's place in the padded layout, None where row r stands at place r.
-    ``decode_slots``: ``[num_decodes]`` int64, or the slot itself of a single decode.
+    ``steps``: the decodes, then row after row of the verifications. ``first_prefill_row``: where prefill rows start.
     """
 
-    num_decodes: int
-    decode_slots: torch.Tensor | int
+    first_prefill_row: int
+    steps: tuple[StateStep, ...]
     spans: tuple[StateSpan, ...]
     widths: tuple[int, ...]
     starts: tuple[int, ...]
@@ -53,33 +67,50 @@ class ChunkPlan:
 
     @classmethod
     def of(cls, batch: ForwardBatch) -> ChunkPlan:
-        decodes = batch.num_decodes
+        single = batch.num_decodes + batch.num_verifications
         slots = batch.state_slots.tolist()
+        reads = slots if batch.read_slots is None else batch.read_slots.tolist()
         interior: dict[int, list[tuple[int, int]]] = {}
         for state in batch.interior:
             interior.setdefault(state.index, []).append((state.offset, state.slot))
-        base = batch.query_starts[decodes]
+        base = batch.query_starts[single]
         spans = [
             StateSpan(
                 batch.query_starts[i] - base,
                 batch.query_starts[i + 1] - base,
+                reads[i],
                 slots[i],
                 batch.context_lens[i] == 0,
                 tuple(interior.get(i, ())),
             )
-            for i in range(decodes, batch.num_sequences)
+            for i in range(single, batch.num_sequences)
         ]
         spans.sort(key=lambda span: -span.chunks)
         steps = spans[0].chunks if spans else 0
         widths = tuple(sum(span.chunks > step for span in spans) for step in range(steps))
         starts = tuple(sum(widths[:step]) for step in range(steps))
         padded_rows = _padded_rows(spans, starts, batch.token_ids.device) if len(spans) > 1 else None
-        decode_slots = slots[0] if decodes == 1 else batch.state_slots[:decodes]
-        return cls(decodes, decode_slots, tuple(spans), widths, starts, padded_rows)
+        return cls(base, _steps(batch, reads, slots), tuple(spans), widths, starts, padded_rows)
 
     @property
     def num_chunks(self) -> int:
         return sum(self.widths)
+
+
+def _steps(batch: ForwardBatch, reads: list[int], slots: list[int]) -> tuple[StateStep, ...]:
+    steps, n = [], batch.num_decodes
+    sources = batch.state_slots if batch.read_slots is None else batch.read_slots
+    if n == 1:
+        steps.append(StateStep(slice(0, 1), reads[0], slots[0]))
+    elif n:
+        steps.append(StateStep(slice(0, n), sources[:n], batch.state_slots[:n]))
+    if batch.verify_slots:
+        first_rows = torch.tensor(batch.query_starts[n : n + batch.num_verifications], device=sources.device)
+        before = sources[n : n + batch.num_verifications]
+        for j, writes in enumerate(batch.verify_slots):
+            steps.append(StateStep(first_rows[: len(writes)] + j, before[: len(writes)], writes))
+            before = writes
+    return tuple(steps)
 
 
 def _padded_rows(spans: list[StateSpan], starts: tuple[int, ...], device: torch.device) -> torch.Tensor:

@@ -60,18 +60,24 @@ def gated_delta_step(
     g: torch.Tensor,
     beta: torch.Tensor,
     states: torch.Tensor,
-    slots: torch.Tensor | int,
+    reads: torch.Tensor | int,
+    writes: torch.Tensor | int,
 ) -> torch.Tensor:
     """One token of n sequences. ``q, k [n, Hk, K]``, ``v [n, Hv, V]``, ``g, beta [n, Hv]``.
 
-    ``states [num_slots, Hv, K, V]`` is updated in place at ``slots [n]``, or at a single int, then without a copy.
-    Returns ``[n, Hv, V]``.
+    States in ``states [num_slots, Hv, K, V]`` are read at ``reads [n]`` and written at ``writes [n]``; ints for a single
+    sequence, which is updated without a copy where they are equal. Returns ``[n, Hv, V]``.
     """
     n, heads, dim = v.shape
     keys, width = k.shape[1:]
     groups = heads // keys
-    single = isinstance(slots, int)
-    chosen = states[slots : slots + 1] if single else states.index_select(0, slots)
+    single = isinstance(reads, int)
+    if single:
+        chosen = states[writes : writes + 1]
+        if reads != writes:
+            chosen.copy_(states[reads : reads + 1])
+    else:
+        chosen = states.index_select(0, reads)
     state = chosen.view(n, keys, groups, width, dim)
     state.mul_(g.exp().view(n, keys, groups, 1, 1))
     k, q = unit(k), unit(q, width**-0.5)
@@ -82,7 +88,7 @@ def gated_delta_step(
     out = torch.addcmul(read[..., 1, :], (q * k).sum(-1)[:, :, None, None], delta)
     state.addcmul_(k[:, :, None, :, None], delta.unsqueeze(3))
     if not single:
-        states.index_copy_(0, slots, chosen)
+        states.index_copy_(0, writes, chosen)
     return out.view(n, heads, dim)
 
 

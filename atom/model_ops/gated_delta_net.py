@@ -12,7 +12,7 @@ from torch import nn
 from atom.model_engine.cache_layout import StateSpec
 from atom.model_ops.arenas import LayerCache
 from atom.model_ops.causal_conv import conv_chunks, conv_step
-from atom.model_ops.chunk_plan import CHUNK, ChunkPlan, pad_rows, unpad_rows
+from atom.model_ops.chunk_plan import CHUNK, ChunkPlan, StateStep, pad_rows, unpad_rows
 from atom.model_ops.gated_delta import chunk_gated_delta_rule, gated_delta_step
 from atom.model_ops.linear import Linear
 from atom.model_ops.norms import GatedRMSNorm
@@ -89,10 +89,10 @@ class GatedDeltaNet(nn.Module):
         """``x [T, hidden]``; reads and updates the slots that ``plan`` names; returns ``[T, hidden]``."""
         mixed, z, ba = self.in_proj(x).split((self.channels, self.values, 2 * self.value_heads), dim=-1)
         core = torch.empty(len(x), self.value_heads, self.value_dim, dtype=torch.float32, device=x.device)
-        n = plan.num_decodes
-        if n:
-            core[:n] = self._decode(mixed[:n], ba[:n], plan, cache)
+        for step in plan.steps:
+            core[step.rows] = self._step(mixed[step.rows], ba[step.rows], step, cache)
         if plan.spans:
+            n = plan.first_prefill_row
             self._prefill(mixed[n:], ba[n:], plan, cache, core[n:])
         return self.out_proj(self.norm(core, z.unflatten(-1, (self.value_heads, self.value_dim))).flatten(1))
 
@@ -101,10 +101,10 @@ class GatedDeltaNet(nn.Module):
         key_shape, value_shape = (self.key_heads, self.key_dim), (self.value_heads, self.value_dim)
         return q.unflatten(-1, key_shape), k.unflatten(-1, key_shape), v.unflatten(-1, value_shape)
 
-    def _decode(self, mixed: torch.Tensor, ba: torch.Tensor, plan: ChunkPlan, cache: LayerCache) -> torch.Tensor:
-        q, k, v = self._heads(conv_step(mixed, cache["conv"], plan.decode_slots, self.conv1d.weight))
+    def _step(self, mixed: torch.Tensor, ba: torch.Tensor, step: StateStep, cache: LayerCache) -> torch.Tensor:
+        q, k, v = self._heads(conv_step(mixed, cache["conv"], step.reads, step.writes, self.conv1d.weight))
         g, beta = self.gates(ba.float())
-        return gated_delta_step(q, k, v, g, beta, cache["recurrent"], plan.decode_slots)
+        return gated_delta_step(q, k, v, g, beta, cache["recurrent"], step.reads, step.writes)
 
     def _prefill(
         self, mixed: torch.Tensor, ba: torch.Tensor, plan: ChunkPlan, cache: LayerCache, out: torch.Tensor
@@ -117,7 +117,7 @@ class GatedDeltaNet(nn.Module):
         initial = torch.zeros(len(plan.spans), *states.shape[1:], dtype=torch.float32, device=mixed.device)
         for order, span in enumerate(plan.spans):
             if not span.fresh:
-                initial[order] = states[span.slot]
+                initial[order] = states[span.read]
         wanted = [(offset, order, slot) for order, span in enumerate(plan.spans) for offset, slot in span.interior]
         keep = [(offset // CHUNK, order) for offset, order, _ in wanted]
         padded, final, kept = chunk_gated_delta_rule(q, k, v, g, beta, initial, plan.widths, keep)

@@ -19,4 +19,7 @@ class EnvVar:
 
 
 LOG_LEVEL = EnvVar("ATOM_LOG_LEVEL", "INFO", "Level of atom's log: DEBUG, INFO, WARNING or ERROR.")
-ALL = (LOG_LEVEL,)
+STATE_CHECKPOINT_DEMAND = EnvVar(
+    "ATOM_STATE_CHECKPOINT_DEMAND", "1", "0: demand rungs are measured and not placed. --state-checkpoint-demand wins."
+)
+ALL = (LOG_LEVEL, STATE_CHECKPOINT_DEMAND)

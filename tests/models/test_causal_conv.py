@@ -59,15 +59,19 @@ def test_interior_states():
         assert torch.equal(states[slot], x[end - WIDTH + 1 : end].t())
 
 
+@pytest.mark.parametrize("forked", [False, True])
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_step(dtype, n):
+def test_step(dtype, n, forked):
     states = torch.randn(8, CHANNELS, WIDTH - 1).to(dtype)
     before = states.clone()
-    weight, x, slots = torch.randn(WIDTH, CHANNELS), torch.randn(n, CHANNELS).to(dtype), torch.tensor([5, 1, 2][:n])
-    out = conv_step(x, states, 5 if n == 1 else slots, weight)
+    weight, x, reads = torch.randn(WIDTH, CHANNELS), torch.randn(n, CHANNELS).to(dtype), torch.tensor([5, 1, 2][:n])
+    writes = torch.tensor([0, 7, 3][:n]) if forked else reads
+    out = conv_step(x, states, *((int(reads), int(writes)) if n == 1 else (reads, writes)), weight)
     assert out.dtype == torch.float32
-    for row, slot in enumerate(slots.tolist()):
-        expected, state = conv_reference(x[row : row + 1], before[slot], weight)
+    for row, (read, write) in enumerate(zip(reads.tolist(), writes.tolist(), strict=True)):
+        expected, state = conv_reference(x[row : row + 1], before[read], weight)
         torch.testing.assert_close(out[row : row + 1], expected)
-        assert torch.equal(states[slot], state)
+        assert torch.equal(states[write], state)
+    untouched = [slot for slot in range(8) if slot not in writes.tolist()]
+    assert torch.equal(states[untouched], before[untouched])

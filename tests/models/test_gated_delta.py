@@ -82,19 +82,21 @@ def test_several_sequences_and_kept_states():
         assert torch.equal(state, chunk_gated_delta_rule(*stopped, runs[p][5][None], [1] * chunks)[1][0])
 
 
+@pytest.mark.parametrize("forked", [False, True])
 @pytest.mark.parametrize("n", [1, 3])
-def test_single_token_step(n):
+def test_single_token_step(n, forked):
     states = torch.randn(7, 4, 16, 24)
-    slots = torch.tensor([5, 0, 3][:n])
+    reads = torch.tensor([5, 0, 3][:n])
+    writes = torch.tensor([1, 6, 2][:n]) if forked else reads
     q, k, v, g, beta, _ = inputs(n, 2, 2, 16, 24, 1.0, 4)
     before = states.clone()
-    out = gated_delta_step(q, k, v, g, beta, states, 5 if n == 1 else slots)
-    for row, slot in enumerate(slots.tolist()):
+    out = gated_delta_step(q, k, v, g, beta, states, *((int(reads), int(writes)) if n == 1 else (reads, writes)))
+    for row, (read, write) in enumerate(zip(reads.tolist(), writes.tolist(), strict=True)):
         one = slice(row, row + 1)
-        expected, state = gated_delta_reference(q[one], k[one], v[one], g[one], beta[one], before[slot])
+        expected, state = gated_delta_reference(q[one], k[one], v[one], g[one], beta[one], before[read])
         torch.testing.assert_close(out[one], expected)
-        torch.testing.assert_close(states[slot], state)
-    untouched = [slot for slot in range(7) if slot not in slots.tolist()]
+        torch.testing.assert_close(states[write], state)
+    untouched = [slot for slot in range(7) if slot not in writes.tolist()]
     assert torch.equal(states[untouched], before[untouched])
 
 
