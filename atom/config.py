@@ -89,6 +89,10 @@ class EngineConfig:
     prefix_hash: str = setting(
         "xxh3_128", "Hash of block keys; sha256 where tenants do not trust each other.", choices=("xxh3_128", "sha256")
     )
+    report_cache_miss_reason: bool = setting(
+        False,
+        "Say in a request's usage why it resumed less than it might have (prompt_tokens_details.cache_miss_reason).",
+    )
     cache_stats_interval: int = setting(100, "Log [Cache Stats] every N finished requests; 0: never.", metavar="N")
 
     def __post_init__(self) -> None:

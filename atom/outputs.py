@@ -55,13 +55,17 @@ class RequestMetrics:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """A request's prompt, what of it was served from the prefix cache, and its ``n`` continuations."""
+    """A request's prompt, what of it was served from the prefix cache, and its ``n`` continuations.
+
+    ``cache_miss_reason``: with ``report_cache_miss_reason``, why less was resumed than could have been.
+    """
 
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput] = field(default_factory=list)
     num_cached_tokens: int = 0
+    cache_miss_reason: str | None = None
     metrics: RequestMetrics | None = None
 
     @property

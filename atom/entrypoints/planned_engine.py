@@ -7,7 +7,7 @@ from typing import Any
 import psutil
 
 from atom.config import FREE_MEMORY_SHARE, EngineConfig
-from atom.model_engine.cache_layout import CacheLayout
+from atom.model_engine.cache_layout import CacheGeometry, CacheLayout
 from atom.model_engine.engine_core import EngineCore
 from atom.model_engine.null_runner import NullRunner
 from atom.model_engine.sizing import size_arenas
@@ -28,7 +28,7 @@ class PlannedRunner(NullRunner):
         budget = int(psutil.virtual_memory().available * FREE_MEMORY_SHARE)
         sizing = size_arenas(config, layout, model.max_position_embeddings, budget)
         super().__init__(config.block_size, sizing.num_blocks, sizing.num_slots, sizing.max_model_len, model.vocab_size)
-        self.layout, self.sizing = layout, sizing
+        self.geometry, self.sizing = CacheGeometry.of(layout), sizing
 
 
 def planned_info(config: EngineConfig) -> dict[str, Any]:

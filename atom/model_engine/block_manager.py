@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from enum import Enum
 
 from atom.model_engine.block_pool import BlockPool
 from atom.model_engine.cache_stats import CacheStats
@@ -15,8 +17,22 @@ from atom.model_engine.sequence import Sequence
 from atom.model_engine.state_cache import Checkpoint
 from atom.model_engine.state_runtime import ReservedRung, StateMaintenanceOps, StateRuntime
 
+logger = logging.getLogger(__name__)
+
 ResumeGate = Callable[[SequenceOf[BlockKey], int], int]
 """Rightmost boundary, in blocks, at most the given one, that a state class can resume from."""
+
+
+class MissReason(Enum):
+    """Why a request resumed less than it might have, the nearest cause first.
+
+    MISSING_CHECKPOINT: pages matched further, but no state was kept there. BEYOND_REPAIR: nor could a checkpoint have
+    helped. NOT_CACHED: the next block was never computed here, or is gone.
+    """
+
+    MISSING_CHECKPOINT = "missing_checkpoint"
+    BEYOND_REPAIR = "beyond_repair"
+    NOT_CACHED = "not_cached"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +54,15 @@ class Hit:
     @property
     def cached(self) -> int:
         return len(self.blocks)
+
+    @property
+    def miss_reason(self) -> MissReason | None:
+        """Why fewer blocks are resumed than could have been; None when all are."""
+        if self.cached < self.wanted:
+            return MissReason.MISSING_CHECKPOINT
+        if self.wanted < self.matched:
+            return MissReason.BEYOND_REPAIR
+        return MissReason.NOT_CACHED if self.matched < self.reusable else None
 
 
 class BlockManager:
@@ -142,8 +167,21 @@ class BlockManager:
             seq.num_cached_tokens = seq.num_computed_tokens
             seq.hit = hit
             self.stats.record(hit.reusable, hit.matched, hit.wanted, hit.cached, self.block_size)
+            if logger.isEnabledFor(logging.DEBUG):
+                self._log_admission(seq, hit)
         if self.keeps_states and hit.wanted > hit.cached:
             self._demand(seq, hit, first)
+
+    def _log_admission(self, seq: Sequence, hit: Hit) -> None:
+        logger.debug(
+            "request %s: %d prompt tokens, matched %d, wanted %d, cached %d%s",
+            seq.request_id,
+            seq.num_prompt_tokens,
+            hit.matched * self.block_size,
+            hit.wanted * self.block_size,
+            hit.cached * self.block_size,
+            f" ({hit.miss_reason.value})" if hit.miss_reason is not None else "",
+        )
 
     def _demand(self, seq: Sequence, hit: Hit, first: bool) -> None:
         """The gates cut the hit short of a boundary that a checkpoint would have delivered: keep it for the next one.

@@ -192,11 +192,21 @@ class EngineCore:
             outputs = self.scheduler.update(plan, result)
             self.block_manager.finish_step(self._store())
             self._output_tokens += sum(len(output.new_token_ids) for output in outputs)
+        if self.config.report_cache_miss_reason:
+            self._explain(plan, outputs)
         for output in outputs:
             if output.finish_reason is not None:
                 self._forget(output.request_id)
                 self._count_end(output.finish_reason)
         return outputs
+
+    def _explain(self, plan: StepPlan, outputs: list[EngineOutput]) -> None:
+        """Say of each output's request why it resumed less than it might have."""
+        hits = {seq.request_id: seq.hit for seq in plan.sequences}
+        for output in outputs:
+            hit = hits.get(output.request_id)
+            if hit is not None and hit.miss_reason is not None:
+                output.cache_miss_reason = hit.miss_reason.value
 
     def _store(self) -> bool:
         """Run the step's stores; False if they failed, which costs the checkpoints and nothing else (I7)."""

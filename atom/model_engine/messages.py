@@ -36,7 +36,8 @@ class TokenLogprobs(msgspec.Struct, array_like=True):
 class EngineOutput(msgspec.Struct, array_like=True):
     """What one step added to one request. ``finish_reason``: stop, length, abort, error, or None while it goes on.
 
-    ``stop_reason``: the stop token id that ended it, when it was one of ``stop_token_ids``.
+    ``stop_reason``: the stop token id that ended it, when it was one of ``stop_token_ids``. ``cache_miss_reason``: why
+    less of the prompt was resumed than could have been, where the engine is asked to say so.
     """
 
     request_id: str
@@ -46,3 +47,4 @@ class EngineOutput(msgspec.Struct, array_like=True):
     stop_reason: int | None = None
     logprobs: list[TokenLogprobs] | None = None
     error: str | None = None
+    cache_miss_reason: str | None = None

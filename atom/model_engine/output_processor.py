@@ -137,6 +137,7 @@ class RequestState:
         self.kind = kind
         self.metrics = RequestMetrics(arrival_time=time.monotonic())
         self.num_cached_tokens = 0
+        self.cache_miss_reason: str | None = None
         self._prompt = prepared.prompt
         self._prompt_token_ids = prepared.prompt_token_ids
         self.continuations = [_Continuation(index, prepared, tokenizer) for index in range(prepared.params.n)]
@@ -178,6 +179,7 @@ class RequestState:
                 if not (delta and continuation.final_taken)
             ],
             num_cached_tokens=self.num_cached_tokens,
+            cache_miss_reason=self.cache_miss_reason,
             metrics=self.metrics,
         )
 
@@ -230,6 +232,7 @@ class OutputProcessor:
                 state.metrics.first_token_at = now
             if index == 0:
                 state.num_cached_tokens = output.num_cached_tokens
+                state.cache_miss_reason = output.cache_miss_reason
             continuation = state.continuations[index]
             self.num_generated_tokens += continuation.add(output)
             if continuation.finish_reason is not None and output.finish_reason is None:

@@ -7,6 +7,8 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from msgspec import UNSET
+
 from atom.entrypoints.openai.errors import ApiError, bad_request
 from atom.entrypoints.openai.metrics import HttpMetrics
 from atom.entrypoints.openai.responses import PromptTokensDetails, Usage
@@ -41,6 +43,7 @@ class Generation:
         self._metrics = metrics
         self._completion_tokens = 0
         self._cached = [0] * len(job.prompts)
+        self._miss_reason: str | None = None
         self._unfinished = job.num_choices
 
     async def steps(self) -> AsyncGenerator[list[tuple[int, CompletionOutput]], None]:
@@ -58,6 +61,7 @@ class Generation:
                         started = True
                         self._metrics.first_token(time.monotonic() - self.job.arrival)
                     self._cached[prompt] = output.num_cached_tokens
+                    self._miss_reason = self._miss_reason or output.cache_miss_reason
                     first = prompt * self.job.params.n
                     news = [(first + part.index, part) for part in output.outputs if self._account(part)]
                     if news:
@@ -82,7 +86,7 @@ class Generation:
             prompt_tokens=prompt_tokens,
             completion_tokens=self._completion_tokens,
             total_tokens=prompt_tokens + self._completion_tokens,
-            prompt_tokens_details=PromptTokensDetails(sum(self._cached)),
+            prompt_tokens_details=PromptTokensDetails(sum(self._cached), self._miss_reason or UNSET),
         )
 
     def _sources(self) -> list[AsyncGenerator]:

@@ -7,9 +7,14 @@ from msgspec import UNSET, UnsetType
 
 
 class PromptTokensDetails(msgspec.Struct):
-    """``cached_tokens``: prompt tokens that were resumed from the prefix cache; 0 on a miss."""
+    """``cached_tokens``: prompt tokens that were resumed from the prefix cache; 0 on a miss.
+
+    ``cache_miss_reason``: with --report-cache-miss-reason, why it was not more; of several prompts the first that has
+    one.
+    """
 
     cached_tokens: int
+    cache_miss_reason: str | UnsetType = UNSET
 
 
 class Usage(msgspec.Struct):
