@@ -102,6 +102,9 @@ class Scheduler:
                 plan.verifications.append(Verification(seq, drafts))
             else:
                 decodes.append(seq)
+        if manager.states is not None:
+            # Neighbouring slots in order are one range of the arena: the forward updates them in place.
+            decodes.sort(key=_committed_slot)
         return budget
 
     def _draft(self, seq: Sequence, spare: int) -> list[int]:
@@ -194,3 +197,7 @@ class Scheduler:
         failed = plan.sequences
         self.abort([seq.request_id for seq in failed])
         return [EngineOutput(s.request_id, [], s.num_cached_tokens or 0, "error", error=error) for s in failed]
+
+
+def _committed_slot(seq: Sequence) -> int:
+    return seq.state_slots[0]

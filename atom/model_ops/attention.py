@@ -21,8 +21,8 @@ class DecodeGroup:
     """Decodes ``first .. last - 1``, attended to together.
 
     ``table``: page ids, one sequence's behind the other's, ``blocks`` each. ``lengths``: tokens of each sequence with
-    the new one. ``hidden [n, blocks * block_size, 1, 1]`` marks rows beyond a sequence's tokens, ``mask [n, 1, 1,
-    blocks * block_size]`` the others; both None for a single sequence, whose rows are sliced instead.
+    the new one. ``mask [n, 1, 1, blocks * block_size]`` marks rows within a sequence's tokens; None for a single
+    sequence, whose rows are sliced instead.
     """
 
     first: int
@@ -30,7 +30,6 @@ class DecodeGroup:
     blocks: int
     table: torch.Tensor
     lengths: tuple[int, ...]
-    hidden: torch.Tensor | None
     mask: torch.Tensor | None
 
 
@@ -94,10 +93,10 @@ def _decode_group(batch: ForwardBatch, first: int, last: int, blocks: int, block
     lengths = tuple(context + 1 for context in batch.context_lens[first:last])
     table = batch.block_tables[first:last, :blocks].reshape(-1)
     if last - first == 1:
-        return DecodeGroup(first, last, blocks, table, lengths, None, None)
+        return DecodeGroup(first, last, blocks, table, lengths, None)
     device = table.device
-    hidden = torch.arange(blocks * block_size, device=device) >= torch.tensor(lengths, device=device)[:, None]
-    return DecodeGroup(first, last, blocks, table, lengths, hidden[:, :, None, None], ~hidden[:, None, None, :])
+    within = torch.arange(blocks * block_size, device=device) < torch.tensor(lengths, device=device)[:, None]
+    return DecodeGroup(first, last, blocks, table, lengths, within[:, None, None, :])
 
 
 def paged_attention(
@@ -141,12 +140,13 @@ def _attend_decodes(
     n = group.last - group.first
     keys = _gather(key_pages, group.table, n)
     values = _gather(value_pages, group.table, n)
-    if group.hidden is None:
+    if group.mask is None:
         keys, values = keys[:, : group.lengths[0]], values[:, : group.lengths[0]]
     else:
-        # A mask alone does not keep NaN out: 0 * NaN is NaN.
-        keys.masked_fill_(group.hidden, 0)
-        values.masked_fill_(group.hidden, 0)
+        # A mask alone does not keep NaN out: 0 * NaN is NaN. Only the rows behind each sequence's end are touched.
+        for i, length in enumerate(group.lengths):
+            keys[i, length:].zero_()
+            values[i, length:].zero_()
     heads, dim = keys.shape[2:]
     # The query heads that share a key head stand where query rows stand: no key is read twice.
     folded = q[group.first : group.last].reshape(n, heads, -1, dim)

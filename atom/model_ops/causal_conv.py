@@ -28,20 +28,20 @@ def conv_reference(x: torch.Tensor, state: torch.Tensor, weight: torch.Tensor) -
 def conv_step(
     x: torch.Tensor,
     states: torch.Tensor,
-    reads: torch.Tensor | int,
-    writes: torch.Tensor | int,
+    reads: torch.Tensor | slice,
+    writes: torch.Tensor | slice,
     weight: torch.Tensor,
 ) -> torch.Tensor:
-    """One token of n sequences. ``x [n, C]``; states in ``states [num_slots, C, K-1]``, read at ``reads [n]`` and written
-    at ``writes [n]`` (ints for a single sequence).
+    """One token of n sequences. ``x [n, C]``; states in ``states [num_slots, C, K-1]``, read at ``reads``, written at
+    ``writes``: int64 ``[n]``, or slices of neighbours.
 
     ``weight [K, C]`` float32; returns ``[n, C]`` float32.
     """
-    if isinstance(reads, int):
-        window = torch.cat((states[reads : reads + 1], x.unsqueeze(-1)), dim=-1)
-        states[writes] = window[0, :, 1:]
+    before = states[reads] if isinstance(reads, slice) else states.index_select(0, reads)
+    window = torch.cat((before, x.unsqueeze(-1)), dim=-1)
+    if isinstance(writes, slice):
+        states[writes] = window[..., 1:]
     else:
-        window = torch.cat((states.index_select(0, reads), x.unsqueeze(-1)), dim=-1)
         states.index_copy_(0, writes, window[..., 1:])
     return F.silu((window * weight.t()).sum(-1))
 

@@ -39,13 +39,12 @@ class StateSpan:
 class StateStep:
     """One token of several sequences: row ``rows[i]`` takes the state in slot ``reads[i]`` to slot ``writes[i]``.
 
-    Each is int64 ``[n]``; ``reads`` and ``writes`` of a single sequence are plain ints, ``rows`` a slice where rows are
-    adjacent.
+    Each is int64 ``[n]``, or a slice where the places are neighbours, which then need no gathering.
     """
 
     rows: torch.Tensor | slice
-    reads: torch.Tensor | int
-    writes: torch.Tensor | int
+    reads: torch.Tensor | slice
+    writes: torch.Tensor | slice
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,19 +97,26 @@ class ChunkPlan:
 
 
 def _steps(batch: ForwardBatch, reads: list[int], slots: list[int]) -> tuple[StateStep, ...]:
-    steps, n = [], batch.num_decodes
-    sources = batch.state_slots if batch.read_slots is None else batch.read_slots
-    if n == 1:
-        steps.append(StateStep(slice(0, 1), reads[0], slots[0]))
-    elif n:
-        steps.append(StateStep(slice(0, n), sources[:n], batch.state_slots[:n]))
-    if batch.verify_slots:
-        first_rows = torch.tensor(batch.query_starts[n : n + batch.num_verifications], device=sources.device)
-        before = sources[n : n + batch.num_verifications]
-        for j, writes in enumerate(batch.verify_slots):
-            steps.append(StateStep(first_rows[: len(writes)] + j, before[: len(writes)], writes))
-            before = writes
+    steps, n, count = [], batch.num_decodes, batch.num_verifications
+    device = batch.state_slots.device
+    if n:
+        steps.append(StateStep(slice(0, n), _places(reads[:n], device), _places(slots[:n], device)))
+    first_rows = torch.tensor(batch.query_starts[n : n + count], device=device)
+    before = reads[n : n + count]
+    for j, targets in enumerate(batch.verify_slots):
+        writes = targets.tolist()
+        width = len(writes)
+        steps.append(StateStep(first_rows[:width] + j, _places(before[:width], device), _places(writes, device)))
+        before = writes
     return tuple(steps)
+
+
+def _places(slots: list[int], device: torch.device) -> torch.Tensor | slice:
+    """``slots`` as a slice where they are neighbours in rising order, else as an index."""
+    first = slots[0]
+    if all(slot == first + i for i, slot in enumerate(slots)):
+        return slice(first, first + len(slots))
+    return torch.tensor(slots, device=device)
 
 
 def _padded_rows(spans: list[StateSpan], starts: tuple[int, ...], device: torch.device) -> torch.Tensor:

@@ -60,24 +60,24 @@ def gated_delta_step(
     g: torch.Tensor,
     beta: torch.Tensor,
     states: torch.Tensor,
-    reads: torch.Tensor | int,
-    writes: torch.Tensor | int,
+    reads: torch.Tensor | slice,
+    writes: torch.Tensor | slice,
 ) -> torch.Tensor:
     """One token of n sequences. ``q, k [n, Hk, K]``, ``v [n, Hv, V]``, ``g, beta [n, Hv]``.
 
-    States in ``states [num_slots, Hv, K, V]`` are read at ``reads [n]`` and written at ``writes [n]``; ints for a single
-    sequence, which is updated without a copy where they are equal. Returns ``[n, Hv, V]``.
+    States in ``states [num_slots, Hv, K, V]`` are read at ``reads`` and written at ``writes``: int64 ``[n]``, or slices of
+    neighbours, which are updated without a copy where they are equal. Returns ``[n, Hv, V]``.
     """
     n, heads, dim = v.shape
     keys, width = k.shape[1:]
     groups = heads // keys
-    single = isinstance(reads, int)
-    if single:
-        chosen = states[writes : writes + 1]
-        if reads != writes:
-            chosen.copy_(states[reads : reads + 1])
-    else:
-        chosen = states.index_select(0, reads)
+    source = states[reads] if isinstance(reads, slice) else states.index_select(0, reads)
+    in_place = isinstance(writes, slice)
+    if not in_place and isinstance(reads, slice):
+        source = source.clone()
+    chosen = states[writes] if in_place else source
+    if in_place and reads != writes:
+        chosen.copy_(source)
     state = chosen.view(n, keys, groups, width, dim)
     state.mul_(g.exp().view(n, keys, groups, 1, 1))
     k, q = unit(k), unit(q, width**-0.5)
@@ -87,7 +87,7 @@ def gated_delta_step(
     delta = (v.view(n, keys, groups, dim) - read[..., 0, :]).mul_(beta.view(n, keys, groups, 1))
     out = torch.addcmul(read[..., 1, :], (q * k).sum(-1)[:, :, None, None], delta)
     state.addcmul_(k[:, :, None, :, None], delta.unsqueeze(3))
-    if not single:
+    if not in_place:
         states.index_copy_(0, writes, chosen)
     return out.view(n, heads, dim)
 

@@ -59,15 +59,26 @@ def test_interior_states():
         assert torch.equal(states[slot], x[end - WIDTH + 1 : end].t())
 
 
+def places(slots):
+    """Neighbours are given as a slice, as a plan gives them."""
+    first, last = int(slots[0]), int(slots[-1])
+    return slice(first, last + 1) if slots.tolist() == list(range(first, last + 1)) else slots
+
+
+@pytest.mark.parametrize("neighbours", [False, True])
 @pytest.mark.parametrize("forked", [False, True])
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_step(dtype, n, forked):
+def test_step(dtype, n, forked, neighbours):
     states = torch.randn(8, CHANNELS, WIDTH - 1).to(dtype)
     before = states.clone()
-    weight, x, reads = torch.randn(WIDTH, CHANNELS), torch.randn(n, CHANNELS).to(dtype), torch.tensor([5, 1, 2][:n])
-    writes = torch.tensor([0, 7, 3][:n]) if forked else reads
-    out = conv_step(x, states, *((int(reads), int(writes)) if n == 1 else (reads, writes)), weight)
+    weight, x, reads = (
+        torch.randn(WIDTH, CHANNELS),
+        torch.randn(n, CHANNELS).to(dtype),
+        torch.tensor([2, 3, 4][:n] if neighbours else [5, 1, 2][:n]),
+    )
+    writes = torch.tensor([5, 6, 7] if neighbours else [0, 7, 3])[:n] if forked else reads
+    out = conv_step(x, states, *map(places, (reads, writes)), weight)
     assert out.dtype == torch.float32
     for row, (read, write) in enumerate(zip(reads.tolist(), writes.tolist(), strict=True)):
         expected, state = conv_reference(x[row : row + 1], before[read], weight)

@@ -82,15 +82,22 @@ def test_several_sequences_and_kept_states():
         assert torch.equal(state, chunk_gated_delta_rule(*stopped, runs[p][5][None], [1] * chunks)[1][0])
 
 
+def places(slots):
+    """Neighbours are given as a slice, as a plan gives them."""
+    first, last = int(slots[0]), int(slots[-1])
+    return slice(first, last + 1) if slots.tolist() == list(range(first, last + 1)) else slots
+
+
+@pytest.mark.parametrize("neighbours", [False, True])
 @pytest.mark.parametrize("forked", [False, True])
 @pytest.mark.parametrize("n", [1, 3])
-def test_single_token_step(n, forked):
+def test_single_token_step(n, forked, neighbours):
     states = torch.randn(7, 4, 16, 24)
-    reads = torch.tensor([5, 0, 3][:n])
-    writes = torch.tensor([1, 6, 2][:n]) if forked else reads
+    reads = torch.tensor([1, 2, 3][:n] if neighbours else [5, 0, 3][:n])
+    writes = torch.tensor([4, 5, 6] if neighbours else [1, 6, 2])[:n] if forked else reads
     q, k, v, g, beta, _ = inputs(n, 2, 2, 16, 24, 1.0, 4)
     before = states.clone()
-    out = gated_delta_step(q, k, v, g, beta, states, *((int(reads), int(writes)) if n == 1 else (reads, writes)))
+    out = gated_delta_step(q, k, v, g, beta, states, *map(places, (reads, writes)))
     for row, (read, write) in enumerate(zip(reads.tolist(), writes.tolist(), strict=True)):
         one = slice(row, row + 1)
         expected, state = gated_delta_reference(q[one], k[one], v[one], g[one], beta[one], before[read])
