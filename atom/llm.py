@@ -103,6 +103,13 @@ class LLM:
         """Forget every cached prefix; False if some of it could not be given up."""
         return self.engine.reset_prefix_cache()
 
+    def resize_state_slots(self, num_slots: int) -> None:
+        """With ``state_checkpoint_backend="slot"``: make the slot arena ``num_slots`` long, checkpoints going first.
+
+        ``ValueError`` if ``max_num_seqs`` running requests would not fit.
+        """
+        self.engine.resize_state_slots(num_slots)
+
     def get_cache_stats(self) -> dict[str, int | float]:
         """Counters of the prefix cache since the start."""
         return self.engine.get_cache_stats()

@@ -39,7 +39,7 @@ class TrainingRecord:
     """What the model card says about a run."""
 
     finished: bool
-    command: str
+    commands: tuple[str, ...]
     steps: int
     tokens: int
     minutes: float
@@ -129,6 +129,7 @@ def model_card(model: Qwen3_5ForCausalLM, record: TrainingRecord, weight_bytes: 
     corpus = "\n".join(
         f"| {name} | {size / 1e6:.2f} | {record.mixture[name]:.0%} |" for name, size in record.corpus.items()
     )
+    commands = "\n".join(record.commands)
     linear = config.layer_types.count("linear_attention")
     full = config.layer_types.count("full_attention")
     sizes = "\n".join(
@@ -167,11 +168,11 @@ one of these streams:
 
 *python* are library modules, *tests* modules of its test suite, *english* docstrings, the `pydoc`
 topics and the licence, *chat* conversations in ChatML that are put together from functions,
-docstrings and topics. About one library file in forty is held out of all of them and makes the
+docstrings and topics. Runs of more than `--max-spaces` spaces (0: any) are shortened. About one library file in forty is held out of all of them and makes the
 validation set.
 
 ```
-{record.command}
+{commands}
 ```
 
 {record.steps:,} steps, {record.tokens:,} bytes seen, {record.minutes:.0f} minutes on one CPU core with

@@ -29,6 +29,12 @@ DEFAULTS = {"backend": "page"}
 """What an :class:`Engine` takes where a test does not say; a fixture runs a module's tests over both backends."""
 
 
+def prompt_of(length: int, seed: int = 0) -> list[int]:
+    """Random tokens; equal for equal arguments."""
+    rng = random.Random(seed)
+    return [rng.randrange(VOCAB) for _ in range(length)]
+
+
 def next_token(tokens: tuple[int, ...]) -> int:
     """The model: any function of the whole prefix will do."""
     return zlib.crc32(array("I", tokens).tobytes()) % VOCAB
@@ -167,6 +173,11 @@ class RecordingRunner:
         for store in stores:
             for i, page in enumerate(store.pages):
                 self.pages[page] = [("image", self.slots[store.slot], i)] * self.block_size
+
+    def resize_slots(self, num_slots: int, moves) -> None:
+        old, self.slots = self.slots, [*self.slots[:num_slots], *[POISON] * (num_slots - len(self.slots))]
+        for source, target in moves.items():
+            self.slots[target] = old[source]
 
     def read_image(self, pages) -> tuple:
         """The state in an image's pages."""
@@ -320,6 +331,9 @@ class Engine:
             assert states.cache.num_reserved == 0, "a reservation outlived its step"
             for key, checkpoint in states.cache.ready().items():
                 assert self.state_of(checkpoint) == self.names[key]
+            fates = states.cache.fates
+            ended = fates.evicted + fates.orphaned + fates.superseded
+            assert fates.kept == states.cache.num_checkpoints + ended, "each checkpoint is kept or has one fate"
             assert states.slots.num_live == len(self.core.scheduler.running) * states.slots_per_request
         s = manager.stats
         assert s.cached_tokens <= s.wanted_tokens <= s.matched_tokens <= s.reusable_tokens

@@ -6,21 +6,9 @@ import random
 
 import pytest
 
-from tests.recording import DEFAULTS, VOCAB, Engine
+from tests.recording import VOCAB, Engine, prompt_of
 
-
-def prompt_of(length: int, seed: int = 0) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(VOCAB) for _ in range(length)]
-
-
-@pytest.fixture(params=["page", "slot"], autouse=True)
-def backend(request, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Every case holds for both backends."""
-    monkeypatch.setitem(DEFAULTS, "backend", request.param)
-    return request.param
-
-
+pytestmark = pytest.mark.usefixtures("backend")
 BUDGETS = pytest.mark.parametrize("budget", [10, 16, 24])
 
 
@@ -147,6 +135,15 @@ def test_case_15_no_room_for_a_checkpoint_is_counted_and_skipped() -> None:
         engine.check_answer(name)
 
 
+def test_case_15_each_rung_without_room_is_counted_once_and_cuts_nothing() -> None:
+    """A request that leaves no page and no slot: its ladder's 16 and 32, its anchor at 40, its answer at 44."""
+    engine = Engine(num_blocks=12, max_num_seqs=1, budget=64, max_model_len=48, checkpoint_slots=0)
+    engine.ask("a", prompt_of(42), 4)
+    assert [(p.chunk.start, p.chunk.end) for plan in engine.runner.plans for p in plan.prefills] == [(0, 42)]
+    stats = engine.core.cache_stats()
+    assert (stats["checkpoints_dropped"], stats["checkpoints_kept"]) == (4, 0)
+
+
 @BUDGETS
 def test_case_16_random_ends_leave_the_pool_whole(budget: int) -> None:
     rng = random.Random(budget)
@@ -191,25 +188,37 @@ def test_case_20_settings_that_cannot_hit_say_so(caplog: pytest.LogCaptureFixtur
     assert "snaps to the block grid: 16" in caplog.text
 
 
-def test_case_43_counted_once_however_often_admission_is_retried() -> None:
-    """A request that waits for room is asked about at every step and counted at its first admission alone."""
-    engine = Engine(num_blocks=24, max_num_seqs=2, budget=64)
-    engine.add("big", prompt_of(60, 1), 20)
-    engine.add("waits", prompt_of(60, 2), 4)
-    engine.run()
-    assert engine.core.cache_stats()["requests"] == 2
-    assert engine.core.cache_stats()["reusable_tokens"] == 2 * 56
+def test_case_20_a_pool_too_narrow_for_checkpoints_says_so(backend: str, caplog: pytest.LogCaptureFixture) -> None:
+    """One request of the longest kind leaves no room for an image; the running requests take every slot."""
+    Engine(num_blocks=26, max_model_len=96, max_num_seqs=2, checkpoint_slots=0, speculate=2)
+    if backend == "page":
+        assert (
+            "no state can be kept beside one request of 96 tokens: it takes 24 pages and an image 3, of 26"
+            in caplog.text
+        )
+    else:
+        assert "no slot is left for state checkpoints while 2 requests run (3 slots a request)" in caplog.text
+    caplog.clear()
+    Engine(num_blocks=27, max_model_len=96, max_num_seqs=2, checkpoint_slots=1, speculate=2)
+    assert caplog.text == ""
 
 
-def test_case_17_crossing_rungs_never_preempts() -> None:
-    """Many requests cross a rung together in a nearly full pool: no preemption is caused by a checkpoint."""
+def test_case_17_crossing_rungs_never_preempts_or_starves() -> None:
+    """Four requests cross rungs together in a pool that they fill to the last page: a checkpoint is dropped, no more."""
     engine = Engine(num_blocks=44, max_num_seqs=4, budget=64, checkpoint_slots=1, max_model_len=48)
     for i in range(4):
         engine.add(f"r{i}", prompt_of(33, i), 8)
     engine.run()
     assert engine.core.scheduler.num_preemptions == 0
+    assert engine.core.cache_stats()["checkpoints_dropped"] > 0
+    prefilled = [{p.seq.request_id for p in plan.prefills if p.is_last} for plan in engine.runner.plans]
     for i in range(4):
         engine.check_answer(f"r{i}")
+        first = next(step for step, ended in enumerate(prefilled) if f"r{i}" in ended)
+        steps = [
+            step for step, plan in enumerate(engine.runner.plans) if f"r{i}" in {s.request_id for s in plan.decodes}
+        ]
+        assert steps == list(range(first + 1, first + 8)), "one token in every step"
 
 
 def test_equal_prompts_at_once_are_computed_once() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections import Counter
 
@@ -68,6 +69,12 @@ def workload(seed: int, steps: int, fates: Counter[str] | None = None) -> None:
             engine.poison()
         if rng.random() < 0.003:
             core.reset_prefix_cache()
+            engine.check()
+            engine.poison()
+        if engine.backend == "slot" and core.block_manager.states is not None and rng.random() < 0.01:
+            # Slots that were handed over and are still read may need more than the running requests alone.
+            with contextlib.suppress(ValueError):
+                core.resize_state_slots(engine.max_num_seqs * (1 + engine.speculate) + rng.randrange(12))
             engine.check()
             engine.poison()
         engine.runner.fail_next |= rng.random() < 0.005

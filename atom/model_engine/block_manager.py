@@ -153,6 +153,9 @@ class BlockManager:
 
     def allocate(self, seq: Sequence, hit: Hit) -> None:
         """Claim the hit's pages, take fresh ones for the rest of the tokens and slots, queue the restore."""
+        first = seq.num_cached_tokens is None
+        if first:
+            self.pool.policy.admitted(seq.block_keys, hit.matched, hit.cached)
         self.pool.claim(hit.blocks)
         if hit.source is not None:
             assert self.states is not None
@@ -162,7 +165,6 @@ class BlockManager:
         seq.num_published_blocks = hit.cached
         if self.states is not None:
             self.states.start(seq, hit.source, hit.consume)
-        first = seq.num_cached_tokens is None
         if first:
             seq.num_cached_tokens = seq.num_computed_tokens
             seq.hit = hit
@@ -221,6 +223,7 @@ class BlockManager:
         chunk = plan_chunk(self.placement, seq.num_computed_tokens, seq.num_tokens, budget, seq.demand, interior, room)
         if chunk.cut is not None:
             self.stats.cuts[chunk.cut] += 1
+        self.states.cache.fates.dropped += chunk.passed_over
         return chunk
 
     def reserve_rungs(self, seq: Sequence, chunk: Chunk) -> list[ReservedRung]:
@@ -248,7 +251,7 @@ class BlockManager:
             keys, table, publish = seq.block_keys, seq.block_table, self.pool.publish
             self.hasher.extend(keys, seq.key_root, seq.token_ids, full)
             for i in range(seq.num_published_blocks, full):
-                publish(table[i], keys[i])
+                publish(table[i], keys[i], i)
             seq.num_published_blocks = full
         if self.states is not None:
             self.states.advance(seq)
@@ -258,7 +261,7 @@ class BlockManager:
     def commit_answer(self, seq: Sequence, num_computed: int) -> None:
         """Like :meth:`commit` for decoded tokens; a boundary that the state stands at is kept for the next turn."""
         self.commit(seq, num_computed)
-        if self.keeps_states and num_computed % self.block_size == 0:
+        if self.keeps_states and self.placement.answers and num_computed % self.block_size == 0:
             assert self.states is not None
             key = seq.block_keys[num_computed // self.block_size - 1]
             self.states.keep_answer(seq, key, num_computed)
@@ -272,7 +275,7 @@ class BlockManager:
 
     def release(self, seq: Sequence) -> None:
         """Give back every page and slot of ``seq``, which then has nothing computed. O(blocks)."""
-        self.pool.release(seq.block_table)
+        self.pool.release(seq.block_table, seq.ending if seq.is_finished else None)
         seq.block_table = []
         if self.states is not None:
             self.states.end(seq)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
-from atom.model_engine.eviction import EvictionPolicy, GuessesFirst
+from atom.model_engine.eviction import Ending, EvictionPolicy, GuessesFirst
 from atom.model_engine.ids import BlockId, BlockKey
 from atom.model_engine.state_cache import Checkpoint
 
@@ -23,19 +24,23 @@ class BlockPool:
         num_blocks: int,
         on_evict: Callable[[BlockKey], None] = lambda key: None,
         policy: EvictionPolicy | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.num_blocks = num_blocks
         self.on_evict = on_evict
         self.policy: EvictionPolicy = policy or GuessesFirst()
+        self.now = clock
         # Set by whoever keeps images here: how many pages each takes, and how one is given up.
         self.pages_per_image = 0
         self.give_up_image: Callable[[Checkpoint], None] = _no_images
         self.num_image_pages = 0
         self._references = [0] * num_blocks
         self._keys: list[BlockKey | None] = [None] * num_blocks
+        self._depths = [0] * num_blocks
         self._index: dict[BlockKey, BlockId] = {}
         # Popped from the end: the lowest ids go first, so fresh pages tend to be neighbours.
         self._vacant = [BlockId(i) for i in range(num_blocks - 1, -1, -1)]
+        self.policy.attach(self)
 
     @property
     def num_vacant(self) -> int:
@@ -63,6 +68,22 @@ class BlockPool:
         """Whether a page is findable under ``key``."""
         return key in self._index
 
+    def key_of(self, block: BlockId) -> BlockKey | None:
+        """The key that finds ``block``; None if none does."""
+        return self._keys[block]
+
+    def depth_of(self, block: BlockId) -> int:
+        """How many blocks precede an indexed ``block`` in its prompt."""
+        return self._depths[block]
+
+    def block_of(self, key: BlockKey) -> BlockId | None:
+        """The page found under ``key``."""
+        return self._index.get(key)
+
+    def is_live(self, block: BlockId) -> bool:
+        """Whether a request holds ``block``."""
+        return self._references[block] > 0
+
     def longest_prefix(self, keys: Sequence[BlockKey], limit: int) -> list[BlockId]:
         """Pages of the longest indexed run ``keys[0], keys[1], ...`` of at most ``limit``. Changes nothing. O(run)."""
         found: list[BlockId] = []
@@ -81,10 +102,11 @@ class BlockPool:
 
     def claim(self, blocks: Sequence[BlockId]) -> None:
         """Hold pages found by :meth:`longest_prefix` once more. O(blocks)."""
-        references, uncache = self._references, self.policy.remove_block
+        references = self._references
+        idle = [block for block in blocks if not references[block]]
+        if idle:
+            self.policy.remove_blocks(idle)
         for block in blocks:
-            if not references[block]:
-                uncache(block)
             references[block] += 1
 
     def take(self, count: int) -> list[BlockId]:
@@ -99,7 +121,7 @@ class BlockPool:
 
     def take_for_image(self) -> list[BlockId]:
         """The pages of one image. ValueError if they are not available."""
-        self._make_vacant(self.pages_per_image)
+        self._make_vacant(self.pages_per_image, for_image=True)
         self.num_image_pages += self.pages_per_image
         return [self._vacant.pop() for _ in range(self.pages_per_image)]
 
@@ -108,26 +130,36 @@ class BlockPool:
         self.num_image_pages -= len(pages)
         self._vacant.extend(reversed(pages))
 
-    def publish(self, block: BlockId, key: BlockKey) -> bool:
-        """File a computed live page under ``key``. False if another page has that key: this one stays private."""
+    def publish(self, block: BlockId, key: BlockKey, depth: int = 0) -> bool:
+        """File a computed live page under ``key``; ``depth``: the blocks before it in its prompt.
+
+        False if another page has that key: this one stays private.
+        """
         if key in self._index:
             return self._index[key] == block
         self._index[key] = block
         self._keys[block] = key
+        self._depths[block] = depth
         return True
 
-    def release(self, blocks: Sequence[BlockId]) -> None:
-        """Give back one hold on each of ``blocks``, in the order of the request; the tail becomes the first to go."""
-        references, keys, cache, vacate = self._references, self._keys, self.policy.add_block, self._vacant.append
+    def release(self, blocks: Sequence[BlockId], ending: Ending | None = None) -> None:
+        """Give back one hold on each of ``blocks``, in the order of the request; the tail becomes the first to go.
+
+        ``ending``: how the answer ended, for the policy.
+        """
+        references, keys, vacate = self._references, self._keys, self._vacant.append
+        idle: list[BlockId] = []
         for block in reversed(blocks):
-            references[block] -= 1
-            if references[block] == 0:
+            left = references[block] = references[block] - 1
+            if left == 0:
                 if keys[block] is None:
                     vacate(block)
                 else:
-                    cache(block)
-            elif references[block] < 0:
+                    idle.append(block)
+            elif left < 0:
                 raise AssertionError(f"page {block} was given back more often than taken")
+        if idle:
+            self.policy.add_blocks(idle, ending)
 
     def clear(self) -> None:
         """Forget every key. Live pages stay with their holders, findable no more. O(pool)."""
@@ -140,11 +172,12 @@ class BlockPool:
             self.on_evict(key)
         self._index.clear()
 
-    def _make_vacant(self, count: int) -> None:
+    def _make_vacant(self, count: int, for_image: bool = False) -> None:
         if count > self.num_available:
             raise ValueError(f"{count} pages wanted, {self.num_available} available")
+        pop = self.policy.pop_for_image if for_image else self.policy.pop
         while len(self._vacant) < count:
-            victim = self.policy.pop()
+            victim = pop()
             if isinstance(victim, Checkpoint):
                 self.give_up_image(victim)
             else:

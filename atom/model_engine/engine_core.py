@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from typing import Any, Protocol
 
@@ -11,6 +12,7 @@ from atom.model_engine.block_manager import BlockManager
 from atom.model_engine.block_pool import BlockPool
 from atom.model_engine.cache_layout import CacheGeometry
 from atom.model_engine.cache_stats import cache_pools_line, cache_stats_line, checkpoint_fates_line
+from atom.model_engine.ids import SlotId
 from atom.model_engine.messages import EngineOutput, EngineRequest
 from atom.model_engine.page_unit_checkpoint import PagedStateCheckpointCoordinator
 from atom.model_engine.placement import Placement, snap_interval
@@ -45,6 +47,10 @@ class Runner(Protocol):
 
     def store(self, stores: SequenceOf[ImageStore]) -> None:
         """Copy slots to images, right after the forward that left them."""
+        ...
+
+    def resize_slots(self, num_slots: int, moves: Mapping[SlotId, SlotId]) -> None:
+        """Make the slot arena ``num_slots`` long, states moved from ``moves``' keys to its values."""
         ...
 
     def forget(self, request_id: str) -> None:
@@ -263,6 +269,20 @@ class EngineCore:
                 "checkpoints": states.cache.num_checkpoints,
             }
         return held
+
+    def resize_state_slots(self, num_slots: int) -> None:
+        """Grow or shrink the slot arena at run time; checkpoints go before anything that is in use. Between steps.
+
+        ValueError if the running requests and ``max_num_seqs`` need more, or if checkpoints are not kept as slots.
+        """
+        states = self.block_manager.states
+        if states is None or states.transfer is not StateTransfer.FORK:
+            raise ValueError("only --state-checkpoint-backend=slot keeps checkpoints in slots that can be resized")
+        live = self.config.max_num_seqs * states.slots_per_request
+        if num_slots < live:
+            raise ValueError(f"{num_slots} slots are too few for --max-num-seqs={self.config.max_num_seqs}; use {live}")
+        moves = states.resize(num_slots, self.scheduler.running)
+        self.runner.resize_slots(num_slots, moves)
 
     def reset_prefix_cache(self) -> bool:
         """Forget every cached prefix; running requests go on."""

@@ -3,15 +3,76 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from enum import Enum
 from typing import Protocol
 
-from atom.model_engine.ids import BlockId
+from atom.model_engine.ids import BlockId, BlockKey
 from atom.model_engine.state_cache import Checkpoint
 
 
+class Ending(Enum):
+    """How an answer ended, as far as anybody said: a hint about when its context comes back."""
+
+    TOOL_CALL = "tool_call"
+    END_TURN = "end_turn"
+
+
+class PoolView(Protocol):
+    """What a policy may look at in the pool it serves. Every look is O(1)."""
+
+    pages_per_image: int
+
+    def now(self) -> float:
+        """Seconds on the engine's clock; differences alone mean something."""
+        ...
+
+    def key_of(self, block: BlockId) -> BlockKey | None:
+        """The key that finds ``block``; None if none does."""
+        ...
+
+    def depth_of(self, block: BlockId) -> int:
+        """How many blocks precede an indexed ``block`` in its prompt."""
+        ...
+
+    def block_of(self, key: BlockKey) -> BlockId | None:
+        """The page found under ``key``."""
+        ...
+
+    def is_live(self, block: BlockId) -> bool:
+        """Whether a request holds ``block``."""
+        ...
+
+
 class EvictionPolicy(Protocol):
-    """The order in which cached pages and unpinned checkpoints are given up. What is added may be popped."""
+    """The order in which cached pages and unpinned checkpoints are given up. What is added may be popped.
+
+    The methods with a body are hints that a policy may ignore; a policy that subclasses this one inherits them.
+    """
+
+    def attach(self, pool: PoolView) -> None:
+        """Called once, before anything else, with the pool that this policy serves."""
+
+    def admitted(self, keys: Sequence[BlockKey], matched: int, cached: int) -> None:
+        """A request with these block keys is admitted for the first time; it found ``matched`` blocks and resumes after
+        ``cached`` of them. Called before its pages are claimed."""
+
+    def add_blocks(self, blocks: Sequence[BlockId], ending: Ending | None) -> None:
+        """One request let go of these pages and nobody else holds them; the deepest first.
+
+        ``ending``: how its answer ended; None for a request that was preempted or aborted, or where nobody said.
+        """
+        for block in blocks:
+            self.add_block(block)
+
+    def remove_blocks(self, blocks: Sequence[BlockId]) -> None:
+        """One request claims these pages, the shallowest first; nobody else held them."""
+        for block in blocks:
+            self.remove_block(block)
+
+    def pop_for_image(self) -> BlockId | Checkpoint:
+        """Like :meth:`pop`, where the pages are wanted for an image and not for live work."""
+        return self.pop()
 
     @property
     def num_blocks(self) -> int:
@@ -52,7 +113,7 @@ class EvictionPolicy(Protocol):
         ...
 
 
-class GuessesFirst:
+class GuessesFirst(EvictionPolicy):
     """Least recently used over pages and checkpoints together, with an order among checkpoints.
 
     A superseded anchor goes before anything. Otherwise the longest unused thing decides whether a page or a checkpoint

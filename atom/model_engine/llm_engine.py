@@ -102,6 +102,10 @@ class LLMEngine:
         """Forget every cached prefix; False if running requests keep some of it."""
         return self._core.reset_prefix_cache()
 
+    def resize_state_slots(self, num_slots: int) -> None:
+        """Grow or shrink the slot arena; ``ValueError`` where that is not possible."""
+        self._core.resize_state_slots(num_slots)
+
     def get_cache_stats(self) -> dict[str, int | float]:
         """Counters of the prefix cache since the start."""
         return self._core.cache_stats()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 
 import psutil
@@ -9,6 +10,7 @@ import torch
 
 from atom.config import FREE_MEMORY_SHARE, EngineConfig
 from atom.model_engine.cache_layout import CacheGeometry, CacheLayout
+from atom.model_engine.ids import SlotId
 from atom.model_engine.messages import TokenLogprobs
 from atom.model_engine.sequence import Sequence
 from atom.model_engine.sizing import Sizing, size_arenas
@@ -93,6 +95,16 @@ class ModelRunner:
         """Copy slots to images."""
         for store in stores:
             save_image(self.slots.bytes[store.slot], self.pages.bytes, store.pages)
+
+    def resize_slots(self, num_slots: int, moves: Mapping[SlotId, SlotId]) -> None:
+        """Make the slot arena ``num_slots`` long. Costs a copy of what stays."""
+        resized = Arena(num_slots, self.layout.slot_bytes, self.device)
+        kept = min(num_slots, len(self.slots.bytes))
+        resized.bytes[:kept].copy_(self.slots.bytes[:kept])
+        for source, target in moves.items():
+            resized.bytes[target].copy_(self.slots.bytes[source])
+        self.slots = resized
+        self.caches = layer_caches(self.layout, self.model.num_layers, self.pages, self.slots)
 
     def forget(self, request_id: str) -> None:
         """Drop what is kept by request; unknown ids are no error."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 
 from atom.model_engine.cache_layout import CacheGeometry
+from atom.model_engine.ids import SlotId
 from atom.model_engine.sizing import Sizing
 from atom.model_engine.state_runtime import ImageStore
 from atom.model_engine.step_plan import StepPlan, StepResult
@@ -26,6 +28,9 @@ class NullRunner:
         return StepResult([0] * count, [None] * count, [([0], [None])] * len(plan.verifications))
 
     def store(self, stores: SequenceOf[ImageStore]) -> None:
+        """There are no bytes."""
+
+    def resize_slots(self, num_slots: int, moves: Mapping[SlotId, SlotId]) -> None:
         """There are no bytes."""
 
     def forget(self, request_id: str) -> None:

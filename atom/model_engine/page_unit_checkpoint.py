@@ -143,13 +143,14 @@ class PagedStateCheckpointCoordinator:
 
     def _keep_longer(self, image: Checkpoint, kind: RungKind) -> None:
         """The same state is wanted again: it is as good as new, and an anchor if this request knows it to be one."""
-        if not self._is_free(image):
-            return
-        self.pool.policy.remove_image(image)
+        free = self._is_free(image)
+        if free:
+            self.pool.policy.remove_image(image)
         image.superseded = False
         if kind is RungKind.ANCHOR:
             image.kind = kind
-        self.pool.policy.add_image(image)
+        if free:
+            self.pool.policy.add_image(image)
 
     def _give_up(self, image: Checkpoint) -> None:
         self.fates.evicted += 1

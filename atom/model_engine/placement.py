@@ -28,13 +28,16 @@ class Placement:
 
     block_size: the grid of every rung. interval: tokens between ladder rungs, a multiple of block_size; None: no ladder.
     interior_grid: the forward gives out the state at ``chunk start + k * interior_grid``; None: only at a chunk's end.
-    demand: keep a boundary that a request was refused at. enabled: False keeps nothing.
+    demand: keep a boundary that a request was refused at. prompts, answers: keep the ends of prompts, of answers.
+    enabled: False keeps nothing.
     """
 
     block_size: int
     interval: int | None = None
     interior_grid: int | None = None
     demand: bool = True
+    prompts: bool = True
+    answers: bool = True
     enabled: bool = True
 
 
@@ -42,13 +45,14 @@ class Placement:
 class Chunk:
     """Tokens ``[start, end)`` to compute, and the rungs in ``(start, end]`` whose state this forward can give out.
 
-    ``cut``: the rung that the chunk ends early for, if it does.
+    ``cut``: the rung that the chunk ends early for, if it does. ``passed_over``: rungs in it that nothing can be kept at.
     """
 
     start: int
     end: int
     rungs: tuple[Rung, ...]
     cut: RungKind | None = None
+    passed_over: int = 0
 
 
 def resumable_limit(num_tokens: int, block_size: int) -> int:
@@ -81,11 +85,14 @@ def plan_chunk(
     end = min(num_tokens, start + budget)
     if end < num_tokens and end // block * block > start:
         end = end // block * block
-    if not (placement.enabled and room):
+    if not placement.enabled:
         return Chunk(start, end, ())
+    candidates = _rungs_between(placement, start, end, num_tokens, demand)
+    if not room:
+        return Chunk(start, end, (), passed_over=len(candidates))
     rungs: list[Rung] = []
     inside = 0
-    for rung in _rungs_between(placement, start, end, num_tokens, demand):
+    for rung in candidates:
         if rung.position < end:
             grid = placement.interior_grid
             if grid is None or (rung.position - start) % grid or inside == interior:
@@ -105,6 +112,6 @@ def _rungs_between(placement: Placement, start: int, end: int, num_tokens: int, 
     if demand is not None and start < demand <= end:
         kinds[demand] = RungKind.DEMAND
     anchor = resumable_limit(num_tokens, placement.block_size)
-    if start < anchor <= end:
+    if placement.prompts and start < anchor <= end:
         kinds[anchor] = RungKind.ANCHOR
     return [Rung(position, kinds[position]) for position in sorted(kinds)]

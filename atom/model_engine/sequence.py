@@ -11,6 +11,7 @@ from atom.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from atom.model_engine.block_manager import Hit
+    from atom.model_engine.eviction import Ending
 
 
 class Sequence:
@@ -22,7 +23,7 @@ class Sequence:
     ``reading``: the checkpoint whose slot the next forward reads in place of ``state_slots[0]``. ``last_anchor``: the
     latest anchor on this path; ``answer_anchor``: the one kept for the answer so far. ``hit``: what the first
     admission found. ``demand``: the boundary that the
-    request was refused at and keeps for the next one.
+    request was refused at and keeps for the next one. ``ending``: how its answer ends, where somebody says so.
     """
 
     __slots__ = (
@@ -30,6 +31,7 @@ class Sequence:
         "block_keys",
         "block_table",
         "demand",
+        "ending",
         "hit",
         "key_root",
         "last_anchor",
@@ -76,6 +78,7 @@ class Sequence:
         self.last_anchor: Checkpoint | None = None
         self.answer_anchor: Checkpoint | None = None
         self.demand: int | None = None
+        self.ending: Ending | None = None
         self.hit: Hit | None = None
 
     @property
@@ -89,6 +92,13 @@ class Sequence:
     @property
     def output_token_ids(self) -> list[int]:
         return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the answer is complete."""
+        if self.num_tokens >= self.max_tokens:
+            return True
+        return self.num_output_tokens > self.params.min_tokens and self.token_ids[-1] in self.stop_ids
 
     @property
     def is_decoding(self) -> bool:

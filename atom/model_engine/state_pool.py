@@ -189,18 +189,62 @@ class StateSlotPool:
             self._policy.remove_image(checkpoint)
             self._vacate(checkpoint)
 
+    # Size
+
+    def resize(self, num_slots: int) -> dict[SlotId, SlotId]:
+        """Grow or shrink at the top; returns where the states of slots that go have to be moved, lower slots all.
+
+        A live, reserved or pinned slot at the top moves to a vacant one or takes the place of a checkpoint that may go;
+        a checkpoint at the top moves to a vacant one or is given up. Only between steps. ValueError, and nothing
+        changed, if more slots than ``num_slots`` cannot go. O(slots that go + checkpoints).
+        """
+        bound = self.num_slots - self.num_available
+        if num_slots < max(bound, 1):
+            raise ValueError(f"{num_slots} slots cannot hold the {bound} that are in use; use {max(bound, 1)} or more")
+        for slot in range(self.num_slots, num_slots):
+            heapq.heappush(self._vacant, SlotId(slot))
+        self.num_slots = num_slots
+        self._vacant = [slot for slot in self._vacant if slot < num_slots]
+        heapq.heapify(self._vacant)
+        moves: dict[SlotId, SlotId] = {}
+        for slot in sorted(slot for slot in self._live if slot >= num_slots):
+            moves[slot] = self._take_below(num_slots)
+        self._live = {moves.get(slot, slot) for slot in self._live}
+        held = [c for c in (*self._checkpoints.values(), *self._evicting) if c.slot is not None and c.slot >= num_slots]
+        for checkpoint in sorted(held, key=self._is_free):
+            if checkpoint.status is CheckpointStatus.GONE:
+                continue
+            assert checkpoint.slot is not None
+            if self._is_free(checkpoint) and not self._vacant:
+                self._policy.remove_image(checkpoint)
+                self._forget(checkpoint)
+                self.fates.evicted += 1
+                continue
+            target = self._take_below(num_slots)
+            moves[checkpoint.slot] = target
+            checkpoint.slot = target
+        return moves
+
+    def _take_below(self, num_slots: int) -> SlotId:
+        """A slot below ``num_slots``; checkpoints above it that the policy gives up on the way are gone."""
+        while True:
+            slot = self._take()
+            if slot < num_slots:
+                return slot
+
     def _is_free(self, checkpoint: Checkpoint) -> bool:
         return checkpoint.status is CheckpointStatus.READY and not checkpoint.pins
 
     def _keep_longer(self, checkpoint: Checkpoint, kind: RungKind) -> None:
         """The same state is wanted again: it is as good as new, and an anchor if this request knows it to be one."""
-        if not self._is_free(checkpoint):
-            return
-        self._policy.remove_image(checkpoint)
+        free = self._is_free(checkpoint)
+        if free:
+            self._policy.remove_image(checkpoint)
         checkpoint.superseded = False
         if kind is RungKind.ANCHOR:
             checkpoint.kind = kind
-        self._policy.add_image(checkpoint)
+        if free:
+            self._policy.add_image(checkpoint)
 
     def _take(self) -> SlotId:
         if self._vacant:

@@ -152,7 +152,7 @@ class StateRuntime:
     def _reserve(self, seq: Sequence, key: BlockKey, kind: RungKind, replace: Checkpoint | None) -> Checkpoint | None:
         checkpoint = self.cache.reserve(key, kind, replace)
         if kind is RungKind.ANCHOR:
-            if checkpoint is not None and seq.last_anchor is not replace:
+            if checkpoint is not None:
                 checkpoint.predecessor = seq.last_anchor
             seq.last_anchor = checkpoint or self.cache.find(key) or seq.last_anchor
         return checkpoint
@@ -215,6 +215,13 @@ class StateRuntime:
         self.slots.release_live(seq.state_slots)
         seq.state_slots = []
         seq.last_anchor = seq.answer_anchor = None
+
+    def resize(self, num_slots: int, running: SequenceOf[Sequence]) -> dict[SlotId, SlotId]:
+        """Grow or shrink the pool; see :meth:`StateSlotPool.resize`. ``running`` go on in the slots they are moved to."""
+        moves = self.slots.resize(num_slots)
+        for seq in running:
+            seq.state_slots = [moves.get(slot, slot) for slot in seq.state_slots]
+        return moves
 
     def check(self) -> None:
         """AssertionError unless slots and checkpoints are conserved (I5). O(pool)."""
