@@ -23,6 +23,7 @@ from atom.model_ops.chunk_plan import CHUNK
 from atom.model_ops.images import load_image, save_image
 from atom.model_ops.sampler import Sampler
 from atom.model_ops.verifier import verify
+from atom.utils.malloc import keep_freed_memory
 
 
 class ModelRunner:
@@ -31,6 +32,7 @@ class ModelRunner:
     def __init__(self, config: EngineConfig) -> None:
         if config.device == "cpu":
             torch.set_num_threads(config.num_threads)
+            keep_freed_memory()
         self.device = config.device
         self.block_size = config.block_size
         self.model = load_model(config.model, dtype=config.dtype, device=config.device)
