@@ -31,14 +31,6 @@ def log_to_stderr(level: str) -> None:
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
 
-def yield_idle_cores() -> None:
-    """Let compute threads sleep while they wait for work; a user's own choice stands. Takes effect before torch loads.
-
-    By default they spin, and where anything else runs on the machine a forward then takes several times as long.
-    """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
-
 def run_serve(args: argparse.Namespace) -> int:
     """Serve until a signal ends it; the table of settings comes before the address."""
     server = ServerConfig(**read_settings(args, ServerConfig))
@@ -46,7 +38,6 @@ def run_serve(args: argparse.Namespace) -> int:
     config = EngineConfig(**given)
     assert server.log_level is not None
     log_to_stderr(server.log_level)
-    yield_idle_cores()
     from atom.entrypoints.openai.server import serve
     from atom.model_engine.async_engine import AsyncEngine
 
@@ -70,7 +61,6 @@ def run_generate(args: argparse.Namespace) -> int:
     params = SamplingParams(stop=args.stop, ignore_eos=args.ignore_eos, **given)
     # The answer is what matters here, so the log is quiet unless someone asked for it.
     log_to_stderr(read_log_level(os.environ.get(LOG_LEVEL.name, "WARNING")))
-    yield_idle_cores()
     from atom.llm import LLM
     from atom.model_engine.llm_engine import LLMEngine
 

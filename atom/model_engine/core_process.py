@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import shutil
@@ -60,10 +61,15 @@ def run_core_process(
         server = _CoreServer(core, Path(socket_dir))
         ready = encode(Ready(core.info()))
     except Exception as error:
-        logger.exception("the engine core cannot start")
+        # A setting that cannot be used explains itself; anything else needs its traceback.
+        if not isinstance(error, ValueError):
+            logger.exception("the engine core cannot start")
         reason = str(error) or type(error).__name__
         startup.send_bytes(encode(StartupFailed(reason, isinstance(error, ValueError))))
         raise SystemExit(EXIT_STARTUP_FAILED) from None
+    # What lives as long as the engine is not looked at again by the collector, whose pauses would show in a step.
+    gc.collect()
+    gc.freeze()
     startup.send_bytes(ready)
     startup.close()
     raise SystemExit(server.serve())

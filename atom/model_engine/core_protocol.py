@@ -6,6 +6,7 @@ import pkgutil
 from typing import TYPE_CHECKING, Any, Protocol
 
 from atom.model_engine.messages import EngineOutput, EngineRequest
+from atom.utils.threads import yield_idle_cores
 
 if TYPE_CHECKING:
     from atom.config import EngineConfig
@@ -36,4 +37,5 @@ class EngineCoreProtocol(Protocol):
 
 def make_core(config: EngineConfig, core_class: str = ENGINE_CORE) -> EngineCoreProtocol:
     """Build the engine core named ``module:class``. Imports it only now, as it brings torch."""
+    yield_idle_cores()
     return pkgutil.resolve_name(core_class)(config)
