@@ -50,7 +50,7 @@ def test_case_3_one_prefix_many_turns_then_probed(drafts: int) -> None:
     The oracle compares every findable page and state with its key after each step.
     """
     engine = Engine(
-        speculate=drafts, wrong=lambda step: step % (drafts + 2), budget=24, num_blocks=64, checkpoint_slots=6
+        speculate=drafts, wrong=lambda step: step % (drafts + 2), budget=24, num_blocks=220, checkpoint_slots=40
     )
     shared = prompt_of(33, 1)
     engine.ask("first", shared, 9)

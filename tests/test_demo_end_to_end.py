@@ -39,8 +39,11 @@ def test_demo_resumes_the_resent_prompt_and_gives_the_same_tokens() -> None:
     assert cold["prompt_tokens"] >= 3000 and cold["cached_tokens"] == 0
     assert resent["cached_tokens"] == (resent["prompt_tokens"] - 1) // 64 * 64
     anchor = resent["cached_tokens"]
-    for name in ("continued", "continued again", "sibling A", "sibling B"):
+    for name in ("continued", "continued again"):
         assert requests[name]["cached_tokens"] >= anchor, name
+    assert requests["sibling A"]["cached_tokens"] == 0, "no state was kept in the middle"
+    shared = SCRIPT[4].messages({})[-1]["content"].split("Stop here")[0]
+    assert len(shared) < requests["sibling B"]["cached_tokens"] < requests["sibling B"]["prompt_tokens"]
     assert requests["unrelated"]["cached_tokens"] == 0
     cached = sum(request["cached_tokens"] for request in requests.values())
     assert data["cache_stats"]["cached_tokens"] == cached

@@ -142,8 +142,8 @@ BRANCH_DOCS = """Stop here, I will repair that myself. Write a short docstring f
 happens with cents that cannot be divided evenly.
 """
 
-BRANCH_REVIEW = """Before you change anything, review both files for other mistakes of this kind and list them by line. Look
-at the balance, at sorting by due date, and at amounts in different currencies.
+BRANCH_REVIEW = """Before you change anything, review this file for other mistakes of this kind and list them by line. Look
+at the comparison, at the rounding, and at amounts in different currencies.
 """
 
 UNRELATED = """Summarise this weather report in one sentence, for a sailor.
@@ -180,12 +180,20 @@ def _after_first(answers: Mapping[str, str], *texts: str) -> list[Message]:
     return [*_opening(), {"role": "assistant", "content": answers["cold"]}, *_dialogue(*texts)]
 
 
+def _in_the_middle(text: str) -> list[Message]:
+    """Another way on after the first file: inside a message, where no earlier prompt ended."""
+    return [
+        {"role": "system", "content": SYSTEM},
+        *_dialogue(TASK, "CALL read_file ledger/money.py", f"{MONEY_PY}\n{text}"),
+    ]
+
+
 SCRIPT: Sequence[Turn] = (
     Turn("cold", lambda _: _opening()),
     Turn("resent", lambda _: _opening()),
     Turn("continued", lambda answers: _after_first(answers, TEST_RESULT)),
     Turn("continued again", lambda answers: _after_first(answers, TEST_RESULT, answers["continued"], CORRECTION)),
-    Turn("sibling A", lambda answers: _after_first(answers, BRANCH_DOCS)),
-    Turn("sibling B", lambda answers: _after_first(answers, BRANCH_REVIEW)),
+    Turn("sibling A", lambda _: _in_the_middle(BRANCH_DOCS)),
+    Turn("sibling B", lambda _: _in_the_middle(BRANCH_REVIEW)),
     Turn("unrelated", lambda _: [{"role": "user", "content": UNRELATED}]),
 )
