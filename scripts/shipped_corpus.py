@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import hashlib
 import random
-import re
 import sysconfig
 import warnings
 from dataclasses import dataclass
@@ -53,12 +52,8 @@ class Corpus:
     validation: dict[str, Stream]
 
 
-def load_corpus(seed: int, max_spaces: int) -> Corpus:
-    """Read Python's own text and build every stream; the same interpreter and arguments give the same corpus.
-
-    Runs of more than ``max_spaces`` spaces are shortened to that in what is learned from, not in what is held out; 0
-    keeps them. A model of this size that has seen long runs never finds the end of one when it decodes greedily.
-    """
+def load_corpus(seed: int) -> Corpus:
+    """Read Python's own text and build every stream; the same interpreter and seed give the same corpus."""
     sources: dict[str, list[str]] = {"python": [], "tests": [], "held_out": []}
     items: dict[bool, list[Item]] = {True: [], False: []}
     prose = _topics() + _licence()
@@ -78,15 +73,15 @@ def load_corpus(seed: int, max_spaces: int) -> Corpus:
     for documents in (*sources.values(), prose):
         rng.shuffle(documents)
     topics = [(name, text.decode()) for name, text in _named_topics()]
+    python, tests, unseen = ([text.encode() for text in documents] for documents in sources.values())
     train = {
-        name: Stream.of([_shorten(text, max_spaces).encode() for text in documents])
-        for name, documents in (("python", sources["python"]), ("tests", sources["tests"]), ("english", prose))
+        "python": Stream.of(python),
+        "tests": Stream.of(tests),
+        "english": Stream.of([text.encode() for text in prose]),
+        "chat": Stream.of([encode_conversation(c) for c in conversations(items[False], topics, rng, rounds=3)]),
     }
-    chats = conversations(items[False], topics, rng, rounds=3)
-    chats = [[(role, _shorten(content, max_spaces)) for role, content in chat] for chat in chats]
-    train["chat"] = Stream.of([encode_conversation(chat) for chat in chats])
     validation = {
-        "python": Stream.of([text.encode() for text in sources["held_out"]]),
+        "python": Stream.of(unseen),
         "chat": Stream.of([encode_conversation(c) for c in conversations(items[True], [], rng, rounds=1)]),
     }
     return Corpus(train, validation)
@@ -129,10 +124,6 @@ def _source_files(root: Path) -> list[Path]:
         if 200 <= path.stat().st_size <= 300_000:
             files.append(path)
     return files
-
-
-def _shorten(text: str, limit: int) -> str:
-    return re.sub(f" {{{limit + 1},}}", " " * limit, text) if limit else text
 
 
 def _is_held_out(relative: Path) -> bool:

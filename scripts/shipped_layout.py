@@ -39,7 +39,7 @@ class TrainingRecord:
     """What the model card says about a run."""
 
     finished: bool
-    commands: tuple[str, ...]
+    command: str
     steps: int
     tokens: int
     minutes: float
@@ -129,7 +129,6 @@ def model_card(model: Qwen3_5ForCausalLM, record: TrainingRecord, weight_bytes: 
     corpus = "\n".join(
         f"| {name} | {size / 1e6:.2f} | {record.mixture[name]:.0%} |" for name, size in record.corpus.items()
     )
-    commands = "\n".join(record.commands)
     linear = config.layer_types.count("linear_attention")
     full = config.layer_types.count("full_attention")
     sizes = "\n".join(
@@ -168,11 +167,11 @@ one of these streams:
 
 *python* are library modules, *tests* modules of its test suite, *english* docstrings, the `pydoc`
 topics and the licence, *chat* conversations in ChatML that are put together from functions,
-docstrings and topics. Runs of more than `--max-spaces` spaces (0: any) are shortened. About one library file in forty is held out of all of them and makes the
+docstrings and topics. About one library file in forty is held out of all of them and makes the
 validation set.
 
 ```
-{commands}
+{record.command}
 ```
 
 {record.steps:,} steps, {record.tokens:,} bytes seen, {record.minutes:.0f} minutes on one CPU core with
@@ -188,7 +187,8 @@ The validation figures are computed in fp32 on windows of 512 bytes.
 ## Limits
 
 It is a fixture, not an assistant. Answers have the form of an answer and are mostly wrong;
-identifiers are invented; greedy decoding falls into loops. It saw no text but Python's own. Beyond
+identifiers are invented; greedy decoding falls into loops, after prompts of thousands of bytes
+sometimes into a run of nothing but spaces. It saw no text but Python's own. Beyond
 {record.long_seq_len:,} bytes of context it is untrained, though it keeps producing text. Use it to see an
 engine work, never for what it says.
 

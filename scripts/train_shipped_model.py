@@ -51,7 +51,6 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=3e-3, help="peak learning rate of AdamW")
     parser.add_argument("--muon-lr", type=float, default=0.02, help="peak learning rate of Muon; 0 uses AdamW alone")
     parser.add_argument("--seed", type=int, default=0, help="seed of weights, data order and conversations")
-    parser.add_argument("--max-spaces", type=int, default=24, help="shorten longer runs of spaces; 0 keeps them")
     parser.add_argument("--threads", type=int, default=1, help="torch threads; more than the free cores is far slower")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True, help="needs a C++ compiler")
     parser.add_argument("--bf16", action=argparse.BooleanOptionalAction, default=True, help="matrix products in bf16")
@@ -95,7 +94,6 @@ class Progress:
     tokens: int = 0
     seconds: float = 0.0
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=100))
-    commands: list[str] = field(default_factory=list)
 
 
 class Run:
@@ -127,11 +125,6 @@ class Run:
         arguments, progress = self.arguments, self.progress
         saved, exported = time.monotonic(), not arguments.export_early
         is_long = False
-        command = command_line(arguments)
-        if self.share() < 1.0 and not progress.commands:
-            progress.commands.append(command)
-        elif self.share() < 1.0 and progress.commands[-1].removesuffix(" --resume") != command:
-            progress.commands.append(command + " --resume")
         self._compile_layers()
         bar = tqdm(total=arguments.steps, initial=progress.step, unit="step", mininterval=5)
         while (share := self.share()) < 1.0:
@@ -158,7 +151,7 @@ class Run:
         arguments, progress = self.arguments, self.progress
         record = TrainingRecord(
             finished=finished,
-            commands=tuple(progress.commands),
+            command=command_line(arguments),
             steps=progress.step,
             tokens=progress.tokens,
             minutes=progress.seconds / 60,
@@ -219,7 +212,7 @@ class Run:
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
         saved = state["progress"]
-        self.progress = Progress(**{**saved, "losses": deque(saved["losses"], maxlen=100)})
+        self.progress = Progress(saved["step"], saved["tokens"], saved["seconds"], deque(saved["losses"], maxlen=100))
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -228,7 +221,7 @@ def main(argv: list[str] | None = None) -> None:
     torch.set_num_threads(arguments.threads)
     difference = install_fast_kernels()
     print(f"training kernels within {difference:.1e} of the reference")
-    corpus = load_corpus(arguments.seed, arguments.max_spaces)
+    corpus = load_corpus(arguments.seed)
     print("corpus:", {name: len(stream.tokens) for name, stream in corpus.train.items()})
     run = Run(arguments, corpus)
     run.train()
