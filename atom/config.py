@@ -93,6 +93,11 @@ class EngineConfig:
         False,
         "Say in a request's usage why it resumed less than it might have (prompt_tokens_details.cache_miss_reason).",
     )
+    record_trace: str | None = setting(
+        None,
+        "Write a line for every request served (times, lengths, block keys, no text) that atom replay reads.",
+        metavar="FILE",
+    )
     cache_stats_interval: int = setting(100, "Log [Cache Stats] every N finished requests; 0: never.", metavar="N")
 
     def __post_init__(self) -> None:
@@ -117,6 +122,18 @@ class EngineConfig:
             "state_checkpoint_slots",
             self.state_checkpoint_slots,
             "images in pages take no slots; use --state-checkpoint-backend=slot or leave it out",
+        )
+        _require(
+            self.record_trace is None or self.enable_prefix_caching,
+            "record_trace",
+            self.record_trace,
+            "without prefix caching there are no block keys to write; leave one of the two out",
+        )
+        _require(
+            self.record_trace is None or Path(self.record_trace).parent.is_dir(),
+            "record_trace",
+            self.record_trace,
+            "use a file in a folder that exists",
         )
         self.speculative_config = _speculative(self.speculative_config)
         if self.kv_cache_memory is not None:
@@ -174,7 +191,7 @@ def _speculative(value: str | dict | None) -> dict[str, object] | None:
     settings = {**defaults, **given} if isinstance(given, dict) else {}
     good = settings.keys() == defaults.keys() | {"num_speculative_tokens"} and settings["method"] == "ngram"
     counts = [settings.get(key) for key in ("num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min")]
-    good = good and all(isinstance(count, int) and 1 <= count <= 16 for count in counts) and counts[2] <= counts[1]
+    good = good and all(type(count) is int and 1 <= count <= 16 for count in counts) and counts[2] <= counts[1]
     _require(good, name, value, f"use e.g. {example}, counts from 1 to 16, prompt_lookup_min at most prompt_lookup_max")
     return settings
 

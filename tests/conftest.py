@@ -1,10 +1,15 @@
-"""Fixtures of more than one module."""
+"""Fixtures and settings of more than one module."""
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import settings
 
 from tests.recording import DEFAULTS
+
+# How long an example takes depends on what else the machine does: it decides nothing.
+settings.register_profile("atom", deadline=None)
+settings.load_profile("atom")
 
 
 @pytest.fixture(params=["page", "slot"])

@@ -62,21 +62,21 @@ def lines_from(metrics: dict[str, int | float], gauges: list[str]) -> list[str]:
 
     kinds = [kind.value for kind in RungKind]
     held = " | ".join(f"{name.replace('_', ' ')} {metrics[name]}" for name in gauges)
+    fates = [f"{fate} {m[f'checkpoints_{fate}']}" for fate in ("kept", "dropped", "evicted", "orphaned", "superseded")]
+    read = [f"{kind} {m[f'checkpoints_read_back_{kind}']}" for kind in kinds]
+    cuts = [f"{kind} {m[f'chunks_cut_{kind}']}" for kind in kinds]
     return [
         f"[Cache Stats] requests {m['requests']} | cached {m['cached_tokens']} of {m['reusable_tokens']} reusable tokens "
         f"({share('cached_tokens', 'reusable_tokens')}) | matched {m['matched_tokens']} | lost to a missing checkpoint "
         f"{m['lost_to_missing_checkpoint_tokens']} | lost beyond repair {m['lost_beyond_repair_tokens']}",
         f"[Cache Pools] paged {share('matched_tokens', 'reusable_tokens')} x state "
         f"{share('cached_tokens', 'matched_tokens')} = {share('cached_tokens', 'reusable_tokens')} | {held}",
-        "[Checkpoint Fates] "
-        + " | ".join(f"{f} {m[f'checkpoints_{f}']}" for f in ("kept", "dropped", "evicted", "orphaned", "superseded"))
-        + f" | read back: {', '.join(f'{kind} {m[f'checkpoints_read_back_{kind}']}' for kind in kinds)}"
-        + f" | chunks cut: {', '.join(f'{kind} {m[f'chunks_cut_{kind}']}' for kind in kinds)}"
-        + f" | demands recorded {m['demands_recorded']}, declined {m['demands_declined']}",
+        f"[Checkpoint Fates] {' | '.join(fates)} | read back: {', '.join(read)} | chunks cut: {', '.join(cuts)} | demands "
+        f"recorded {m['demands_recorded']}, declined {m['demands_declined']}",
     ]
 
 
-def busy(seed: int, preempt: bool = True) -> Engine:
+def busy(seed: int) -> Engine:
     """A tight engine after 60 requests that share prefixes, a few of them aborted."""
     rng = random.Random(seed)
     engine = Engine(num_blocks=30, budget=16, max_num_seqs=3, checkpoint_slots=3, max_model_len=64)
@@ -121,10 +121,9 @@ def test_identities_between_counters(backend: str, seed: int) -> None:
     lost = counter("lost_to_missing_checkpoint_tokens") + counter("lost_beyond_repair_tokens")
     assert counter("matched_tokens") == counter("cached_tokens") + lost
     assert counter("requests") <= 60 and sum(m[f"requests_finished_{end}_total"] for end in ("length", "abort")) == 60
-    readmitted = m["preemptions_total"]
-    read = sum(counter(f"checkpoints_read_back_{kind.value}") for kind in RungKind)
-    hits = sum(cached > 0 for cached in engine.cached.values())
-    assert hits - 60 * 0.1 * 2 <= read <= hits + readmitted + 60, "each resume reads one state back"
+    if backend == "page":
+        restores = sum(len(plan.maintenance.restores) for plan in engine.runner.plans)
+        assert sum(counter(f"checkpoints_read_back_{kind.value}") for kind in RungKind) == restores > 0
     assert m["generation_tokens_total"] == sum(map(len, engine.outputs.values()))
     assert all(counter(f"checkpoints_{fate}") for fate in ("kept", "dropped", "evicted", "superseded"))
 

@@ -93,6 +93,23 @@ def test_demand_is_declined_when_the_pool_cannot_hold_it_with_the_request() -> N
     assert chunks_of(engine, "b") == [(0, 44)], "no chunk is cut for what cannot be kept"
 
 
+def test_demand_is_counted_once_though_a_preempted_request_is_refused_again() -> None:
+    """Nothing can be kept beside it, so that it is refused at its own pages when it comes back."""
+    engine = Engine(interval=-1, num_blocks=12, max_num_seqs=1, checkpoint_slots=0, max_model_len=48, budget=16)
+    shared = prompt_of(20, 1)
+    engine.ask("a", shared + prompt_of(9, 2), 1)
+    engine.add("b", shared + prompt_of(24, 3), 1)
+    scheduler = engine.core.scheduler
+    for _ in range(2):
+        engine.step()
+        engine.step()
+        scheduler._preempt(scheduler.running.pop())
+    engine.run()
+    engine.check_answer("b")
+    stats = engine.core.cache_stats()
+    assert (stats["demands_recorded"], stats["demands_declined"]) == (0, 1)
+
+
 def test_demand_is_withdrawn_when_room_goes() -> None:
     """B is admitted with room for its demand at 20; C takes that room before B gets there."""
     engine = Engine(interval=-1, num_blocks=20, max_num_seqs=2, checkpoint_slots=0, max_model_len=48, budget=10)

@@ -13,6 +13,7 @@ from atom.model_engine.state_cache import Checkpoint, CheckpointStatus
 from atom.model_engine.state_pool import StateSlotPool
 from atom.model_engine.state_runtime import ImageRestore, ImageStore, ReservedRung, StateMaintenanceOps, StateRuntime
 from atom.sampling_params import SamplingParams
+from tests.recording import Engine, prompt_of
 
 A = RungKind.ANCHOR
 both = pytest.mark.parametrize("backend", ["page", "slot"])
@@ -323,3 +324,20 @@ def test_a_reserved_rung_says_where_its_state_comes_out() -> None:
     inside = runtime.reserve(seq, b"in", Rung(8, A), inside=True)
     assert end == ReservedRung(16, runtime.cache._images[b"end"], None)
     assert inside is not None and inside.slot is not None and inside.slot not in seq.state_slots
+
+
+def test_places_inside_chunks_are_shared_by_the_requests_of_a_step() -> None:
+    """Two prompts at once and one scratch slot: the second one's chunk is cut, and no rung is lost."""
+    engine = Engine(
+        backend="page", interior_grid=4, interval=8, max_num_seqs=2, checkpoint_slots=1, budget=64, num_blocks=120
+    )
+    for i in range(2):
+        engine.add(f"r{i}", prompt_of(29, i), 1)
+    engine.step()
+    first, second = engine.runner.plans[0].prefills
+    assert [rung.position for rung in first.chunk.rungs] == [8, 16] and first.chunk.end == 16
+    assert [rung.position for rung in second.chunk.rungs] == [8] and second.chunk.end == 8
+    engine.run()
+    states = engine.manager.states
+    assert states is not None
+    assert sorted(len(engine.names[key]) for key in states.cache.ready()) == [8, 8, 16, 16, 24, 24, 28, 28]

@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def make_parser() -> ArgumentParser:
-    """The parser of every command but ``bench``, which parses its own words."""
+    """The parser of every command but ``bench`` and ``replay``, which parse their own words."""
     parser = ArgumentParser(prog="atom", description=atom.__doc__.splitlines()[0], epilog=EPILOG)
     parser.add_argument("--version", action="version", version=f"atom {atom.__version__}")
     parser.set_defaults(parser=parser, run=None)
@@ -65,6 +65,8 @@ def make_parser() -> ArgumentParser:
 
     command("bench", "Measure speed on this machine; parses its own flags.", None)
 
+    command("replay", "Play a request trace through scheduler and cache, without a model; parses its own flags.", None)
+
     config = command("config", "Print the settings as they would take effect, without loading.", commands.run_config)
     config.add_argument("--json", action="store_true", help="Print them as JSON.")
 
@@ -78,6 +80,10 @@ def _dispatch(words: list[str]) -> int:
         from atom import benchmarks
 
         return benchmarks.main(words[1:])
+    if words[:1] == ["replay"]:
+        from atom.replay import cli
+
+        return cli.main(words[1:])
     parser = make_parser()
     args, unknown = parser.parse_known_args(words)
     if unknown:

@@ -251,7 +251,7 @@ class BlockManager:
             keys, table, publish = seq.block_keys, seq.block_table, self.pool.publish
             self.hasher.extend(keys, seq.key_root, seq.token_ids, full)
             for i in range(seq.num_published_blocks, full):
-                publish(table[i], keys[i], i)
+                publish(table[i], keys[i], i, keys[i - 1] if i else None)
             seq.num_published_blocks = full
         if self.states is not None:
             self.states.advance(seq)

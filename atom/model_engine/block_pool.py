@@ -37,6 +37,7 @@ class BlockPool:
         self._references = [0] * num_blocks
         self._keys: list[BlockKey | None] = [None] * num_blocks
         self._depths = [0] * num_blocks
+        self._parents: list[BlockKey | None] = [None] * num_blocks
         self._index: dict[BlockKey, BlockId] = {}
         # Popped from the end: the lowest ids go first, so fresh pages tend to be neighbours.
         self._vacant = [BlockId(i) for i in range(num_blocks - 1, -1, -1)]
@@ -75,6 +76,10 @@ class BlockPool:
     def depth_of(self, block: BlockId) -> int:
         """How many blocks precede an indexed ``block`` in its prompt."""
         return self._depths[block]
+
+    def parent_of(self, block: BlockId) -> BlockKey | None:
+        """Key of the block before an indexed ``block`` in its prompt; None for the first."""
+        return self._parents[block]
 
     def block_of(self, key: BlockKey) -> BlockId | None:
         """The page found under ``key``."""
@@ -130,8 +135,8 @@ class BlockPool:
         self.num_image_pages -= len(pages)
         self._vacant.extend(reversed(pages))
 
-    def publish(self, block: BlockId, key: BlockKey, depth: int = 0) -> bool:
-        """File a computed live page under ``key``; ``depth``: the blocks before it in its prompt.
+    def publish(self, block: BlockId, key: BlockKey, depth: int = 0, parent: BlockKey | None = None) -> bool:
+        """File a computed live page under ``key``; ``depth``: the blocks before it in its prompt, the last being ``parent``.
 
         False if another page has that key: this one stays private.
         """
@@ -140,6 +145,7 @@ class BlockPool:
         self._index[key] = block
         self._keys[block] = key
         self._depths[block] = depth
+        self._parents[block] = parent
         return True
 
     def release(self, blocks: Sequence[BlockId], ending: Ending | None = None) -> None:

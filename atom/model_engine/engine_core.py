@@ -24,6 +24,7 @@ from atom.model_engine.speculation import make_drafter
 from atom.model_engine.state_pool import StateSlotPool
 from atom.model_engine.state_runtime import ImageStore, StateRuntime, StateTransfer
 from atom.model_engine.step_plan import StepPlan, StepResult
+from atom.model_engine.trace_recorder import TraceRecorder
 from atom.utils.units import format_bytes
 
 logger = logging.getLogger(__name__)
@@ -108,6 +109,9 @@ class EngineCore:
         self.block_manager = make_block_manager(config, runner.geometry, runner.sizing, runner.interior_grid)
         self.drafter = make_drafter(config.speculative_config)
         self.scheduler = Scheduler(self.block_manager, config.max_num_seqs, config.max_num_batched_tokens, self.drafter)
+        self.recorder: TraceRecorder | None = None
+        if config.record_trace is not None:
+            self.recorder = TraceRecorder(config.record_trace, config.block_size, config.model_name)
         self._finished = {"stop": 0, "length": 0, "abort": 0, "error": 0}
         self._prompt_tokens = self._output_tokens = 0
         self._warn_settings()
@@ -172,12 +176,14 @@ class EngineCore:
         root = self.block_manager.hasher.root(request.cache_salt, request.adapter)
         seq = Sequence(request.request_id, prompt, request.params, limit, request.eos_token_ids, root)
         self.scheduler.add(seq)
+        if self.recorder is not None:
+            self.recorder.arrived(seq)
         self._prompt_tokens += len(prompt)
 
     def abort_requests(self, request_ids: list[str]) -> None:
         """Drop requests and what they hold; nothing more is said of them. Unknown ids are no error."""
         for seq in self.scheduler.abort(request_ids):
-            self._forget(seq.request_id)
+            self._forget(seq.request_id, "abort")
             self._count_end("abort")
 
     def has_unfinished(self) -> bool:
@@ -202,7 +208,7 @@ class EngineCore:
             self._explain(plan, outputs)
         for output in outputs:
             if output.finish_reason is not None:
-                self._forget(output.request_id)
+                self._forget(output.request_id, output.finish_reason)
                 self._count_end(output.finish_reason)
         return outputs
 
@@ -227,7 +233,9 @@ class EngineCore:
             return False
         return True
 
-    def _forget(self, request_id: str) -> None:
+    def _forget(self, request_id: str, reason: str) -> None:
+        if self.recorder is not None:
+            self.recorder.ended(request_id, reason)
         self.runner.forget(request_id)
         if self.drafter is not None:
             self.drafter.forget(request_id)
@@ -348,3 +356,5 @@ class EngineCore:
     def shutdown(self) -> None:
         """Say what the cache did. The engine takes no more steps."""
         self.log_cache_stats()
+        if self.recorder is not None:
+            self.recorder.close()

@@ -35,6 +35,10 @@ class PoolView(Protocol):
         """How many blocks precede an indexed ``block`` in its prompt."""
         ...
 
+    def parent_of(self, block: BlockId) -> BlockKey | None:
+        """Key of the block before an indexed ``block`` in its prompt; None for the first."""
+        ...
+
     def block_of(self, key: BlockKey) -> BlockId | None:
         """The page found under ``key``."""
         ...

@@ -1,0 +1,119 @@
+"""The engine's own scheduler and block manager, put together for a replay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from atom.model_engine.block_manager import BlockManager
+from atom.model_engine.block_pool import BlockPool
+from atom.model_engine.eviction import EvictionPolicy
+from atom.model_engine.ids import BlockKey
+from atom.model_engine.page_unit_checkpoint import PagedStateCheckpointCoordinator
+from atom.model_engine.placement import Placement, RungKind
+from atom.model_engine.prefix_hash import PrefixHasher
+from atom.model_engine.scheduler import Scheduler
+from atom.model_engine.sequence import Sequence as Request
+from atom.model_engine.sizing import INTERIOR_SLOTS
+from atom.model_engine.state_cache import Checkpoint, CheckpointStatus
+from atom.model_engine.state_pool import StateSlotPool
+from atom.model_engine.state_runtime import StateRuntime
+from atom.replay.trace import Trace, TraceRequest
+from atom.sampling_params import SamplingParams
+
+UNLIMITED = 1 << 40
+
+
+class TraceKeys(PrefixHasher):
+    """Names the blocks of answers: by the trace where it knows them, else by a key that nothing else has.
+
+    A sequence's ``key_root`` names its request. Prompts bring their keys along.
+    """
+
+    def __init__(self, trace: Trace, block_size: int) -> None:
+        super().__init__(("replay",), block_size)
+        self._keys = trace.keys
+        self._stride = block_size // trace.block_size
+        self._answers: dict[BlockKey, list[BlockKey]] = {}
+
+    def keys_of(self, request: TraceRequest) -> list[BlockKey]:
+        """Keys of the prompt's blocks."""
+        keys = self._keys
+        return [keys[number] for number in request.blocks[self._stride - 1 :: self._stride]]
+
+    def sequence(self, request: TraceRequest) -> Request:
+        """A sequence as long as ``request``, which names its blocks and holds no real tokens."""
+        root = request.index.to_bytes(4, "big")
+        seq = Request(str(request.index), (), SamplingParams(ignore_eos=True), UNLIMITED, key_root=root)
+        # One byte a token: nothing reads their values.
+        seq.token_ids = bytearray(request.prompt_tokens)  # type: ignore[assignment]
+        seq.num_prompt_tokens = request.prompt_tokens
+        seq.max_tokens = request.prompt_tokens + request.output_tokens
+        seq.block_keys = self.keys_of(request)
+        seq.ending = request.ending
+        if request.answer:
+            named = [*request.blocks, *request.answer][self._stride - 1 :: self._stride]
+            self._answers[root] = [self._keys[number] for number in named]
+        return seq
+
+    def forget(self, request: TraceRequest) -> None:
+        """The request is over."""
+        self._answers.pop(request.index.to_bytes(4, "big"), None)
+
+    def extend(self, keys: list[BlockKey], root: BlockKey, token_ids: Sequence[int], num_blocks: int) -> None:
+        named = self._answers.get(root, ())
+        for index in range(len(keys), num_blocks):
+            # A private key is longer than the 8 bytes of a numbered one and shorter than any hash.
+            keys.append(named[index] if index < len(named) else b"a" + root + index.to_bytes(4, "big"))
+
+
+class WatchedImages(PagedStateCheckpointCoordinator):
+    """Remembers which boundaries ever had a checkpoint, to tell what was lost to eviction from what was never kept."""
+
+    def __init__(self, pool: BlockPool, pages_per_image: int) -> None:
+        super().__init__(pool, pages_per_image)
+        self.ever_kept: set[BlockKey] = set()
+
+    def reserve(self, key: BlockKey, kind: RungKind, replace: Checkpoint | None = None) -> Checkpoint | None:
+        replaceable = replace is not None and replace.status is CheckpointStatus.READY
+        place = super().reserve(key, kind, replace)
+        if replace is not None and replaceable and replace.status is CheckpointStatus.GONE:
+            # An answer's checkpoint that moved on was not lost: it is kept at one place, the last one.
+            self.ever_kept.discard(replace.key)
+        return place
+
+    def publish(self, checkpoint: Checkpoint) -> None:
+        super().publish(checkpoint)
+        self.ever_kept.add(checkpoint.key)
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What a replay drives."""
+
+    manager: BlockManager
+    scheduler: Scheduler
+    keys: TraceKeys
+    images: WatchedImages | None
+
+
+def assemble(
+    trace: Trace,
+    placement: Placement,
+    policy: EvictionPolicy,
+    clock: Callable[[], float],
+    pool_blocks: int,
+    pages_per_image: int,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+) -> Engine:
+    """An idle engine of ``pool_blocks`` pages; ``pages_per_image`` 0: a model without per-request state."""
+    keys = TraceKeys(trace, placement.block_size)
+    pool = BlockPool(pool_blocks, policy=policy, clock=clock)
+    images = states = None
+    if pages_per_image:
+        images = WatchedImages(pool, pages_per_image)
+        slots = StateSlotPool(max_num_seqs + INTERIOR_SLOTS)
+        states = StateRuntime(slots, images, scratch=INTERIOR_SLOTS)
+    manager = BlockManager(pool, states, keys, placement)
+    return Engine(manager, Scheduler(manager, max_num_seqs, max_num_batched_tokens), keys, images)
