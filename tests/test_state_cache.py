@@ -39,6 +39,8 @@ class StateCacheMachine(RuleBasedStateMachine):
         self.live: list[int] = []
         self.known: dict[BlockKey, Checkpoint] = {}
         self.pinned: list[Checkpoint] = []
+        # Those that somebody else than their maker used: a later one does not take their place.
+        self.used: set[Checkpoint] = set()
         self.evicting: list[Checkpoint] = []
         self.gone: list[Checkpoint] = []
         self.filed: dict[BlockKey, int] = {}
@@ -149,16 +151,21 @@ class StateCacheMachine(RuleBasedStateMachine):
     def reserve(self, key: BlockKey, kind: RungKind, data) -> None:
         replace = data.draw(st.sampled_from([None, *self.named(CheckpointStatus.READY), *self.gone[-1:]]))
         before = len(self.known)
+        was_superseded = replace is not None and replace.superseded
         checkpoint = self.cache.reserve(key, kind, replace)
         if key in self.known:
             assert checkpoint is None and len(self.known) == before
             kept = self.known[key]
             kept_kind = RungKind.ANCHOR if RungKind.ANCHOR in (kind, kept.kind) else kept.kind
             assert (kept.kind, kept.superseded) == (kept_kind, False), "wanted again: as good as new"
+            self.used.add(kept)
             if kept in self.idle.images:
                 self.idle.use(kept)
             return
-        if replace in self.idle.images:
+        if replace in self.used:
+            if replace in self.idle.images and replace.superseded and not was_superseded:
+                self.idle.use(replace)
+        elif replace in self.idle.images:
             self.end(replace)
             self.fates["superseded"] += 1
         assert (checkpoint is not None) == (self.room >= self.cost)
@@ -172,7 +179,7 @@ class StateCacheMachine(RuleBasedStateMachine):
         self.status[checkpoint] = CheckpointStatus.RESERVED
 
     @precondition(lambda self: self.named(*WRITTEN))
-    @rule(data=st.data(), ending=st.sampled_from(["copy", "publish", "cancel"]))
+    @rule(data=st.data(), ending=st.sampled_from(["publish", "publish", "copy", "cancel"]))
     def write(self, data, ending: str) -> None:
         checkpoint = data.draw(st.sampled_from(self.named(*WRITTEN)))
         if ending == "copy":
@@ -224,6 +231,7 @@ class StateCacheMachine(RuleBasedStateMachine):
     def pin(self, data) -> None:
         checkpoint = data.draw(st.sampled_from(self.named(CheckpointStatus.READY)))
         self.cache.pin(checkpoint)
+        self.used.add(checkpoint)
         self.pinned.append(checkpoint)
         self.idle.drop(checkpoint)
         self.fates[f"read_back_{checkpoint.kind.value}"] += 1
@@ -243,8 +251,22 @@ class StateCacheMachine(RuleBasedStateMachine):
         else:
             self.idle.use(checkpoint)
 
-    @rule(key=A_KEY)
-    def orphan(self, key: BlockKey) -> None:
+    @rule(keys=st.lists(A_KEY, max_size=3, unique=True), kind=A_KIND)
+    def keep(self, keys: list[BlockKey], kind: RungKind) -> None:
+        """What a step does when all goes well, so that walks have published ones to act upon."""
+        for key in keys:
+            if key not in self.known and self.room >= self.cost:
+                checkpoint = self.cache.reserve(key, kind)
+                assert checkpoint is not None
+                self.lose(self.cost)
+                self.cache.publish(checkpoint)
+                self.known[key], self.status[checkpoint] = checkpoint, CheckpointStatus.READY
+                self.fates["kept"] += 1
+                self.idle.use(checkpoint)
+
+    @rule(data=st.data())
+    def orphan(self, data) -> None:
+        key = data.draw(st.sampled_from([*self.known, *KEYS[:1]]))
         self.cache.orphan(key)
         self.lose_block(key)
 

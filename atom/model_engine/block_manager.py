@@ -282,9 +282,15 @@ class BlockManager:
         seq.num_computed_tokens = seq.num_published_blocks = 0
         seq.demand = None
 
-    def clear(self) -> None:
-        """Forget every cached prefix and checkpoint. Running requests go on. Only between steps. O(pool)."""
+    def clear(self, running: SequenceOf[Sequence] = ()) -> None:
+        """Forget every cached prefix and checkpoint. Only between steps. O(pool).
+
+        ``running`` go on, and publish their prefix again with the next block that they fill.
+        """
         self.pool.clear()
+        for seq in running:
+            seq.num_published_blocks = 0
+            seq.last_anchor = seq.answer_anchor = None
 
     def check(self) -> None:
         """AssertionError unless pages and slots are conserved (I5). O(pool)."""

@@ -182,16 +182,17 @@ class BlockPool:
         if count > self.num_available:
             raise ValueError(f"{count} pages wanted, {self.num_available} available")
         pop = self.policy.pop_for_image if for_image else self.policy.pop
-        while len(self._vacant) < count:
+        vacant, keys, index, on_evict = self._vacant, self._keys, self._index, self.on_evict
+        while len(vacant) < count:
             victim = pop()
             if isinstance(victim, Checkpoint):
                 self.give_up_image(victim)
             else:
-                key, self._keys[victim] = self._keys[victim], None
+                key, keys[victim] = keys[victim], None
                 assert key is not None
-                del self._index[key]
-                self._vacant.append(victim)
-                self.on_evict(key)
+                del index[key]
+                vacant.append(victim)
+                on_evict(key)
 
     def check(self) -> None:
         """AssertionError unless every page is in exactly one place (I5) and the index is consistent. O(pool)."""

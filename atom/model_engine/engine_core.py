@@ -195,13 +195,12 @@ class EngineCore:
         if plan is None:
             return []
         try:
-            result = self.runner.execute(plan)
+            outputs = self.scheduler.update(plan, self.runner.execute(plan))
         except Exception as error:
             logger.exception("the forward failed")
             outputs = self.scheduler.fail(plan, f"the forward failed: {error}")
             self.block_manager.finish_step(stored=False)
         else:
-            outputs = self.scheduler.update(plan, result)
             self.block_manager.finish_step(self._store())
             self._output_tokens += sum(len(output.new_token_ids) for output in outputs)
         if self.config.report_cache_miss_reason:
@@ -294,7 +293,7 @@ class EngineCore:
 
     def reset_prefix_cache(self) -> bool:
         """Forget every cached prefix; running requests go on."""
-        self.block_manager.clear()
+        self.block_manager.clear(self.scheduler.running)
         return True
 
     def cache_stats(self) -> dict[str, int | float]:

@@ -143,6 +143,11 @@ class GuessesFirst(EvictionPolicy):
         self._clock += 1
         self._blocks[block] = self._clock
 
+    def add_blocks(self, blocks: Sequence[BlockId], ending: Ending | None) -> None:
+        # No page is here twice, and what one request lets go of is older in this order than anything added later.
+        self._clock += 1
+        self._blocks.update(dict.fromkeys(blocks, self._clock))
+
     def remove_block(self, block: BlockId) -> None:
         del self._blocks[block]
 
@@ -161,10 +166,15 @@ class GuessesFirst(EvictionPolicy):
     def pop(self) -> BlockId | Checkpoint:
         if self._superseded:
             return self._superseded.popitem(last=False)[0]
-        guess, anchor = _oldest(self._guesses), _oldest(self._anchors)
-        if _oldest(self._blocks) < min(guess, anchor):
-            return self._blocks.popitem(last=False)[0]
-        return (self._guesses or self._anchors).popitem(last=False)[0]
+        # Called for every page that is given up: no call is made here that can be saved.
+        blocks, guesses, anchors = self._blocks, self._guesses, self._anchors
+        if blocks:
+            used = next(iter(blocks.values()))
+            if not (guesses and next(iter(guesses.values())) < used) and not (
+                anchors and next(iter(anchors.values())) < used
+            ):
+                return blocks.popitem(last=False)[0]
+        return (guesses or anchors).popitem(last=False)[0]
 
     def blocks(self) -> Iterator[BlockId]:
         return iter(self._blocks)
@@ -173,8 +183,3 @@ class GuessesFirst(EvictionPolicy):
         yield from self._superseded
         yield from self._guesses
         yield from self._anchors
-
-
-def _oldest(order: OrderedDict[BlockId, int] | OrderedDict[Checkpoint, int]) -> float:
-    """Time of the longest unused; infinity if there is none."""
-    return next(iter(order.values())) if order else float("inf")

@@ -58,7 +58,9 @@ class PagedStateCheckpointCoordinator:
         if kept is not None:
             self._keep_longer(kept, kind)
             return None
-        if replace is not None and self._is_free(replace):
+        if replace is not None and replace.shared:
+            self.supersede(replace)
+        elif replace is not None and self._is_free(replace):
             self.pool.policy.remove_image(replace)
             self._remove(replace)
             self.fates.superseded += 1
@@ -89,6 +91,7 @@ class PagedStateCheckpointCoordinator:
         if not checkpoint.pins:
             self.pool.policy.remove_image(checkpoint)
         checkpoint.pins += 1
+        checkpoint.shared = True
         self.fates.read_back[checkpoint.kind] += 1
 
     def unpin(self, checkpoint: Checkpoint) -> None:
@@ -146,6 +149,7 @@ class PagedStateCheckpointCoordinator:
         free = self._is_free(image)
         if free:
             self.pool.policy.remove_image(image)
+        image.shared = True
         image.superseded = False
         if kind is RungKind.ANCHOR:
             image.kind = kind

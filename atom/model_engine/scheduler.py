@@ -20,7 +20,7 @@ class Scheduler:
 
     First come, first served. A running request that finds no page preempts the youngest one, which gives everything back
     and waits at the front; its tokens are kept and computed again. A step costs O(running requests + admitted blocks),
-    whatever the pools' size.
+    whatever the pools' size; while a request waits for room, also its hit's blocks.
     """
 
     def __init__(
@@ -57,10 +57,13 @@ class Scheduler:
         dropped = [seq for seq in self.running if seq.request_id in wanted]
         for seq in dropped:
             self.block_manager.release(seq)
-        dropped += [seq for seq in self.waiting if seq.request_id in wanted]
         if dropped:
             self.running = [seq for seq in self.running if seq.request_id not in wanted]
-            self.waiting = deque(seq for seq in self.waiting if seq.request_id not in wanted)
+        if len(dropped) < len(wanted):
+            queued = [seq for seq in self.waiting if seq.request_id in wanted]
+            if queued:
+                self.waiting = deque(seq for seq in self.waiting if seq.request_id not in wanted)
+            dropped += queued
         return dropped
 
     # Planning
@@ -68,22 +71,23 @@ class Scheduler:
     def schedule(self) -> StepPlan | None:
         """The next step, its pages and slots reserved; None if there is nothing to run."""
         plan = StepPlan()
-        budget = self._schedule_decodes(plan, self.max_num_batched_tokens)
-        budget = self._schedule_prefills(plan, budget)
+        self._schedule_decodes(plan)
+        budget = self._schedule_prefills(plan, self.max_num_batched_tokens - len(plan.decodes))
         if self.waiting and budget > 0:
-            self._admit(plan, budget)
-        if not plan.decodes and not plan.prefills and not plan.verifications:
+            budget = self._admit(plan, budget)
+        if not plan.decodes and not plan.prefills:
             return None
-        # Live work has what it needs by now: what is left is room for checkpoints.
+        # Live work has what it needs by now: what is left is room for guesses.
+        if self.drafter is not None and plan.decodes:
+            self._draft(plan, self.drafter, budget)
         for prefill in plan.prefills:
             prefill.reserved = self.block_manager.reserve_rungs(prefill.seq, prefill.chunk)
         plan.maintenance = self.block_manager.take_maintenance()
         return plan
 
-    def _schedule_decodes(self, plan: StepPlan, budget: int) -> int:
+    def _schedule_decodes(self, plan: StepPlan) -> None:
         running, manager = self.running, self.block_manager
-        decodes, size, drafter = plan.decodes, manager.block_size, self.drafter
-        spare = budget - len(running)
+        decodes, size = plan.decodes, manager.block_size
         index = 0
         # The list shrinks at its end while it is walked: a victim is always younger than the one that needs a page.
         while index < len(running):
@@ -94,28 +98,23 @@ class Scheduler:
                 continue
             if len(seq.block_table) * size < num_tokens and not self._make_room(seq):
                 continue
-            budget -= 1
-            drafts = self._draft(seq, spare) if drafter is not None else None
-            if drafts:
-                spare -= len(drafts)
-                budget -= len(drafts)
-                plan.verifications.append(Verification(seq, drafts))
-            else:
-                decodes.append(seq)
+            decodes.append(seq)
         if manager.states is not None:
             # Neighbouring slots in order are one range of the arena: the forward updates them in place.
             decodes.sort(key=_committed_slot)
-        return budget
 
-    def _draft(self, seq: Sequence, spare: int) -> list[int]:
-        """Tokens to verify behind the last one: a guess, which preempts nobody and takes no decode's place."""
-        assert self.drafter is not None
-        num_tokens = len(seq.token_ids)
-        limit = min(self.drafter.num_speculative_tokens, spare, seq.max_tokens - num_tokens - 1)
-        drafts = self.drafter.propose(seq, limit) if limit > 0 else []
-        if drafts and not self.block_manager.reserve_room(seq, num_tokens + len(drafts)):
-            return []
-        return drafts
+    def _draft(self, plan: StepPlan, drafter: Drafter, spare: int) -> None:
+        """Turn decodes that somebody has an idea for into verifications, with ``spare`` tokens and the pages left."""
+        decodes, plan.decodes = plan.decodes, []
+        for seq in decodes:
+            num_tokens = len(seq.token_ids)
+            limit = min(drafter.num_speculative_tokens, spare, seq.max_tokens - num_tokens - 1)
+            drafts = drafter.propose(seq, limit) if limit > 0 else []
+            if drafts and self.block_manager.reserve_room(seq, num_tokens + len(drafts)):
+                spare -= len(drafts)
+                plan.verifications.append(Verification(seq, drafts))
+            else:
+                plan.decodes.append(seq)
 
     def _make_room(self, seq: Sequence) -> bool:
         """Find a page for ``seq``'s last token, preempting the youngest; False if that was ``seq`` itself."""
@@ -132,22 +131,34 @@ class Scheduler:
         self.num_preemptions += 1
 
     def _schedule_prefills(self, plan: StepPlan, budget: int) -> int:
-        if len(plan.decodes) + len(plan.verifications) == len(self.running):
+        """Continue running prefills; returns the budget left."""
+        if len(plan.decodes) == len(self.running):
             return budget
         for seq in self.running:
             left = len(seq.token_ids) - seq.num_computed_tokens
-            if budget > 0 and (left > 1 or seq.num_computed_tokens == 0):
+            if (left > 1 or seq.num_computed_tokens == 0) and self._has_room_for_chunk(plan, left, budget):
                 budget -= self._plan_prefill(plan, seq, budget)
         return budget
 
+    def _has_room_for_chunk(self, plan: StepPlan, left: int, budget: int) -> bool:
+        """Whether a prefill with ``left`` tokens to go gets a chunk of ``budget``.
+
+        Less than a block, and not the rest of the prompt, would put the next chunk off the grid, where states inside a
+        chunk are not to be had: better none while the step has other work.
+        """
+        if budget >= min(left, self.block_manager.block_size):
+            return True
+        return budget > 0 and not plan.decodes and not plan.prefills
+
     def _plan_prefill(self, plan: StepPlan, seq: Sequence, budget: int) -> int:
         """Add ``seq``'s next chunk; returns its length."""
-        taken = sum(rung.position < p.chunk.end for p in plan.prefills for rung in p.chunk.rungs)
-        chunk = self.block_manager.plan_chunk(seq, budget, taken)
+        chunk = self.block_manager.plan_chunk(seq, budget, plan.num_interior)
         plan.prefills.append(PrefillChunk(seq, chunk))
+        plan.num_interior += sum(rung.position < chunk.end for rung in chunk.rungs)
         return chunk.end - chunk.start
 
-    def _admit(self, plan: StepPlan, budget: int) -> None:
+    def _admit(self, plan: StepPlan, budget: int) -> int:
+        """Admit waiting requests, first come first served; returns the budget left."""
         manager = self.block_manager
         computing = {key for seq in self.running if (key := self._anchor_key(seq)) is not None}
         deferred: list[Sequence] = []
@@ -162,6 +173,8 @@ class Scheduler:
             hit = manager.can_allocate(seq, headroom=len(self.running))
             if hit is None:
                 break
+            if not self._has_room_for_chunk(plan, seq.num_tokens - hit.cached * manager.block_size, budget):
+                break
             self.waiting.popleft()
             manager.allocate(seq, hit)
             self.running.append(seq)
@@ -169,6 +182,7 @@ class Scheduler:
                 computing.add(anchor)
             budget -= self._plan_prefill(plan, seq, budget)
         self.waiting.extendleft(reversed(deferred))
+        return budget
 
     def _anchor_key(self, seq: Sequence) -> BlockKey | None:
         """Key of the anchor that computing ``seq`` will file; None if it has none or is past it."""

@@ -99,8 +99,3 @@ class Sequence:
         if self.num_tokens >= self.max_tokens:
             return True
         return self.num_output_tokens > self.params.min_tokens and self.token_ids[-1] in self.stop_ids
-
-    @property
-    def is_decoding(self) -> bool:
-        """Whether all that is left to compute is the last token, which was sampled."""
-        return self.num_computed_tokens == len(self.token_ids) - 1 and self.num_computed_tokens > 0

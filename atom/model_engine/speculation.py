@@ -22,6 +22,10 @@ class Drafter(Protocol):
         ...
 
 
+INDEXED_A_CALL = 2048
+"""Tokens of a long prompt that one proposal indexes, so that the requests beside it are not kept waiting."""
+
+
 class NGramDrafter:
     """Prompt look-up (Saxena 2023): what followed the last occurrence of the current n-gram, the longest n first.
 
@@ -39,11 +43,12 @@ class NGramDrafter:
         count = len(tokens)
         done, follows = self._known.get(seq.request_id, (0, {}))
         # The n-gram at the very end is looked up, not indexed: nothing follows it yet.
-        for end in range(done + 1, count):
+        reached = min(count, done + 1 + INDEXED_A_CALL)
+        for end in range(done + 1, reached):
             for size in self._sizes:
                 if size <= end:
                     follows[tuple(tokens[end - size : end])] = end
-        self._known[seq.request_id] = (max(done, count - 1), follows)
+        self._known[seq.request_id] = (max(done, reached - 1), follows)
         for size in self._sizes:
             start = follows.get(tuple(tokens[-size:])) if size <= count else None
             if start is not None:
@@ -63,13 +68,3 @@ def make_drafter(settings: dict[str, object] | None) -> Drafter | None:
         int(str(settings.get("prompt_lookup_max", 4))),
         int(str(settings.get("prompt_lookup_min", 2))),
     )
-
-
-def accepted_prefix(drafts: SequenceOf[int], tokens: SequenceOf[int]) -> int:
-    """How many of ``drafts`` the verified ``tokens`` confirm; one token more than that was produced."""
-    count = 0
-    for draft, token in zip(drafts, tokens, strict=False):
-        if draft != token:
-            break
-        count += 1
-    return count

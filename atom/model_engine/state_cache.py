@@ -29,7 +29,8 @@ class Checkpoint:
     """The state at the boundary that ``key`` ends, kept for the reason ``kind``.
 
     ``slot``: where it is when it is kept as a slot. ``pages``: where it is when it is an image, in order. ``pins``:
-    restores and forwards that still read it. ``superseded``: a later anchor of the same path exists. ``predecessor``:
+    restores and forwards that still read it. ``superseded``: a later anchor of the same path exists. ``shared``:
+    another request than the one that keeps it moving has used it, or wants it too. ``predecessor``:
     the anchor before it on its path, superseded once this one is published.
     """
 
@@ -40,6 +41,7 @@ class Checkpoint:
     status: CheckpointStatus = CheckpointStatus.RESERVED
     pins: int = 0
     superseded: bool = False
+    shared: bool = False
     predecessor: Checkpoint | None = None
 
     @property
@@ -104,7 +106,7 @@ class StateCache(Protocol):
     def reserve(self, key: BlockKey, kind: RungKind, replace: Checkpoint | None = None) -> Checkpoint | None:
         """A place for the state at ``key``'s boundary. None: it is kept or being written already, or no room.
 
-        ``replace``: an own checkpoint that the new one supersedes; its place is taken over when nobody reads it.
+        ``replace``: an own checkpoint that the new one supersedes; its place is taken over where nobody else used it.
         """
         ...
 

@@ -117,7 +117,9 @@ class StateSlotPool:
         if kept is not None:
             self._keep_longer(kept, kind)
             return None
-        if replace is not None and self._is_free(replace):
+        if replace is not None and replace.shared:
+            self.supersede(replace)
+        elif replace is not None and self._is_free(replace):
             self._policy.remove_image(replace)
             self._vacate(replace)
             self.fates.superseded += 1
@@ -146,6 +148,7 @@ class StateSlotPool:
     def pin(self, checkpoint: Checkpoint) -> None:
         assert checkpoint.status is CheckpointStatus.READY, "only a published checkpoint can be read"
         self.hold(checkpoint)
+        checkpoint.shared = True
         self.fates.read_back[checkpoint.kind] += 1
 
     def hold(self, checkpoint: Checkpoint) -> None:
@@ -240,6 +243,7 @@ class StateSlotPool:
         free = self._is_free(checkpoint)
         if free:
             self._policy.remove_image(checkpoint)
+        checkpoint.shared = True
         checkpoint.superseded = False
         if kind is RungKind.ANCHOR:
             checkpoint.kind = kind

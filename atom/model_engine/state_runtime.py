@@ -193,9 +193,10 @@ class StateRuntime:
         return [store for store, _ in self._stores]
 
     def cancel(self, reserved: SequenceOf[ReservedRung]) -> None:
-        """The forward that was to leave these states failed."""
+        """The forward that was to leave these states failed; what was filled already is settled by :meth:`finish`."""
         for rung in reserved:
-            self.cache.cancel(rung.checkpoint)
+            if rung.checkpoint.status is CheckpointStatus.RESERVED:
+                self.cache.cancel(rung.checkpoint)
 
     def finish(self, is_indexed: Callable[[BlockKey], bool], stored: bool = True) -> None:
         """The step is over: publish what was stored whose block is still findable, let go of what was read."""

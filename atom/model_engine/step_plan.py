@@ -35,12 +35,16 @@ class Verification:
 
 @dataclass(slots=True)
 class StepPlan:
-    """One forward. Each of ``decodes`` computes its last token; a verification its last token and its drafts."""
+    """One forward. Each of ``decodes`` computes its last token; a verification its last token and its drafts.
+
+    ``num_interior``: states that come out inside chunks.
+    """
 
     decodes: list[Sequence] = field(default_factory=list)
     verifications: list[Verification] = field(default_factory=list)
     prefills: list[PrefillChunk] = field(default_factory=list)
     maintenance: StateMaintenanceOps = field(default_factory=StateMaintenanceOps)
+    num_interior: int = 0
 
     @property
     def samples(self) -> list[Sequence]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from atom.model_engine.cache_layout import CacheLayout, Region
@@ -34,8 +32,3 @@ def layer_caches(layout: CacheLayout, num_layers: int, pages: Arena, slots: Aren
         assert slots is not None, "a stateful layout needs a slot arena"
         caches[region.layer][region.name] = slots.view(region)
     return caches
-
-
-def arena_bytes(num_units: int, unit_bytes: int) -> int:
-    """Bytes that an arena of this shape allocates."""
-    return math.prod((num_units, unit_bytes))

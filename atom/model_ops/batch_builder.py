@@ -14,7 +14,7 @@ from atom.model_ops.forward_batch import ForwardBatch, InteriorState
 class BlockTables:
     """Block tables of running requests as rows of one array, so that a step writes only the pages that are new.
 
-    A row belongs to one request until :meth:`forget`. ``width`` grows to the longest table seen.
+    A row belongs to one request until :meth:`forget`. Rows are as wide as the longest table seen, and as many as needed.
     """
 
     def __init__(self, max_rows: int) -> None:
@@ -28,6 +28,8 @@ class BlockTables:
         """The request's row with ``table`` in it. O(new pages)."""
         row = self._rows.get(request_id)
         if row is None:
+            if not self._vacant:
+                self._add_rows()
             row = self._rows[request_id] = self._vacant.pop()
             self._sources[row] = None
         # A preempted request comes back with another list; the same list only ever grows.
@@ -42,6 +44,14 @@ class BlockTables:
             self._array[row, filled:length] = table[filled:]
             self._filled[row] = length
         return row
+
+    def _add_rows(self) -> None:
+        """Double the rows: preempted requests keep theirs while others run in their place."""
+        old = len(self._filled)
+        self._vacant += range(2 * old - 1, old - 1, -1)
+        self._filled += [0] * old
+        self._sources += [None] * old
+        self._array = np.concatenate([self._array, np.zeros_like(self._array)])
 
     def gather(self, rows: SequenceOf[int], width: int) -> np.ndarray:
         """``[len(rows), width]`` int64; entries behind a row's own pages are stale ids of legal pages."""
