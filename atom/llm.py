@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import Any
 
 from tqdm import tqdm
@@ -23,12 +25,19 @@ Message = dict[str, Any]
 
 
 class LLM:
-    """A model, loaded and ready. ``settings`` are the server's flags in snake case, such as ``max_model_len=4096``.
+    """A model, loaded and ready. ``settings`` are the engine's flags in snake case, such as ``max_model_len=4096``.
 
     A context manager; leaving it calls :meth:`shutdown`. Raises ``ValueError`` on a setting that cannot be used.
     """
 
     def __init__(self, model: str = SHIPPED_MODEL, **settings: Any) -> None:
+        known = {field.name for field in fields(EngineConfig)}
+        unknown = sorted(settings.keys() - known)
+        if unknown:
+            close = difflib.get_close_matches(unknown[0], known, 1)
+            raise ValueError(
+                f"{unknown[0]} is no setting of the engine" + (f"; did you mean {close[0]}?" if close else "")
+            )
         self._start(LLMEngine(EngineConfig(model=model, **settings)))
 
     @classmethod

@@ -39,6 +39,10 @@ class SamplingParams(msgspec.Struct, kw_only=True):
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
+        # None means "as usual" to people, whatever a field's type.
+        for name, usual in _USUAL.items():
+            if getattr(self, name) is None:
+                setattr(self, name, type(usual)(usual))
         if isinstance(self.stop, str):
             self.stop = [self.stop]
         if self.top_k == -1:
@@ -72,6 +76,23 @@ class SamplingParams(msgspec.Struct, kw_only=True):
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
+
+
+_USUAL: dict[str, float | list | dict] = {
+    "n": 1,
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "stop": [],
+    "stop_token_ids": [],
+    "min_tokens": 0,
+    "logit_bias": {},
+}
+"""Fields that have no None of their own."""
 
 
 def _finite(value: float) -> bool:

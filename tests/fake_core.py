@@ -49,7 +49,7 @@ class FakeCore:
         self.requests[request.request_id] = request
         self.done[request.request_id] = 0
 
-    def abort_requests(self, request_ids: list[str]) -> None:
+    def abort_requests(self, request_ids: list[str], reason: str = "abort") -> None:
         for request_id in request_ids:
             self.aborted.append(request_id)
             self.requests.pop(request_id, None)

@@ -67,6 +67,7 @@ class RecordingRunner:
         self.geometry = CacheGeometry(block_size, PAGE_BYTES, image, image, "recording")
         self.sizing = Sizing(num_blocks, num_slots, max_model_len, PAGE_BYTES, image)
         self.vocab_size = VOCAB
+        self.dtype, self.fingerprint = "none", "recording"
         self.block_size = block_size
         self.pages: list[list[object]] = [[POISON] * block_size for _ in range(num_blocks)]
         self.slots: list[tuple] = [POISON] * num_slots

@@ -48,7 +48,9 @@ class BlockPoolMachine(RuleBasedStateMachine):
 
     @property
     def vacant(self) -> int:
-        return SIZE - len({b for table in self.tables for b in table}) - len(self.idle.blocks) - len(self.images) * IMAGE
+        return (
+            SIZE - len({b for table in self.tables for b in table}) - len(self.idle.blocks) - len(self.images) * IMAGE
+        )
 
     @property
     def available(self) -> int:

@@ -174,6 +174,24 @@ def test_case_18_odd_budgets_make_progress(budget: int, interval: int, caplog: p
     assert engine.ask("a again", prompt_of(30, 1)) == 28
 
 
+@pytest.mark.parametrize("budget", [4, 5, 6])
+def test_case_18_a_prompt_does_not_wait_until_all_decodes_have_ended(budget: int) -> None:
+    """What the decodes leave of the budget is less than a block in every step: pieces of blocks are computed."""
+    engine = Engine(budget=budget, max_num_seqs=4, num_blocks=80)
+    for i in range(3):
+        engine.add(f"long{i}", prompt_of(1, i), 60)
+    for _ in range(3):
+        engine.step()
+    prompt = prompt_of(13, 9)
+    engine.add("short", prompt, 2)
+    while "short" not in engine.finish:
+        engine.step()
+    assert engine.core.scheduler.running and len(engine.outputs["long0"]) < 30
+    engine.run()
+    engine.check_answer("short")
+    assert engine.ask("short again", prompt, 2) == 12
+
+
 def test_case_20_settings_that_cannot_hit_say_so(caplog: pytest.LogCaptureFixture) -> None:
     Engine(block_size=128, num_blocks=1, max_model_len=96, interval=-1)
     assert "prefix caching cannot hit: --block-size=128" in caplog.text

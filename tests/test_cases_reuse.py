@@ -111,12 +111,12 @@ def test_demand_is_counted_once_though_a_preempted_request_is_refused_again() ->
 
 
 def test_demand_is_withdrawn_when_room_goes() -> None:
-    """B is admitted with room for its demand at 20; C takes that room before B gets there."""
-    engine = Engine(interval=-1, num_blocks=20, max_num_seqs=2, checkpoint_slots=0, max_model_len=48, budget=10)
+    """B is admitted with room for its demand at 20, three pages and a slot; C takes of it before B gets there."""
+    engine = Engine(interval=-1, num_blocks=14, max_num_seqs=2, checkpoint_slots=0, max_model_len=48, budget=10)
     shared = prompt_of(20, 1)
     engine.ask("a", shared + prompt_of(9, 2), 1)
     engine.add("b", shared + prompt_of(24, 3), 1)
-    engine.add("c", prompt_of(32, 4), 1)
+    engine.add("c", prompt_of(2, 4), 20)
     engine.run()
     engine.check_answer("b")
     engine.check_answer("c")

@@ -84,22 +84,33 @@ def test_no_draft_runs_past_the_last_token(drafts: int, max_tokens: int) -> None
 
 
 @DRAFTS
-def test_drafts_take_no_place_from_others(drafts: int) -> None:
-    """A budget of one token a request leaves no room to guess; no page is preempted for a guess."""
-    engine = Engine(speculate=drafts, budget=4, max_num_seqs=4, num_blocks=48)
+@pytest.mark.parametrize("budget", [4, 6, 7])
+def test_drafts_take_no_place_from_others(drafts: int, budget: int) -> None:
+    """Four requests take a token each; what the budget leaves is for guesses, of all of them together."""
+    engine = Engine(speculate=drafts, budget=budget, max_num_seqs=4, num_blocks=48)
     for i in range(4):
-        engine.add(f"r{i}", prompt_of(5, i), 6)
+        engine.add(f"r{i}", prompt_of(5, i), 30)
     engine.run()
+    drafted = 0
     for plan in engine.runner.plans:
         rows = len(plan.decodes) + sum(1 + len(v.drafts) for v in plan.verifications)
-        assert rows + sum(p.chunk.end - p.chunk.start for p in plan.prefills) <= 4
-    tight = Engine(speculate=drafts, budget=24, max_num_seqs=2, num_blocks=8, max_model_len=32, interval=-1)
+        assert rows + sum(p.chunk.end - p.chunk.start for p in plan.prefills) <= budget
+        if len(plan.decodes) + len(plan.verifications) == 4:
+            drafted = max(drafted, rows - 4)
+    assert drafted == min(budget - 4, 4 * drafts)
+    for i in range(4):
+        engine.check_answer(f"r{i}")
+
+
+@DRAFTS
+def test_no_request_is_preempted_for_a_draft(drafts: int) -> None:
+    """Seventeen tokens each, in pages for sixteen and a draft."""
+    engine = Engine(speculate=drafts, budget=24, max_num_seqs=2, num_blocks=8, max_model_len=32, interval=-1)
     for i in range(2):
-        tight.add(f"r{i}", prompt_of(9, i), 8)
-    tight.run()
-    assert tight.core.scheduler.num_preemptions == 0, "seventeen tokens each, in pages for sixteen and a draft"
+        engine.add(f"r{i}", prompt_of(9, i), 8)
+    engine.run()
+    assert engine.core.scheduler.num_preemptions == 0
     for i in range(2):
-        tight.check_answer(f"r{i}")
         engine.check_answer(f"r{i}")
 
 

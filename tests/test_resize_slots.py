@@ -107,7 +107,14 @@ def test_real_model_answers_the_same_after_a_resize() -> None:
 def test_a_geometry_that_does_not_fit_is_a_start_up_error(change: dict, named: str) -> None:
     good = {"block_size": 64, "page_bytes": 1000, "slot_bytes": 1500, "image_bytes": 1500, "layout_id": "x"}
     geometry = CacheGeometry(**good)
-    geometry.validate(64)
+    geometry.validate(64, 1000, 1500)
     assert geometry.pages_per_image == 2
     with pytest.raises(RuntimeError, match=named):
-        CacheGeometry(**{**good, **change}).validate(64)
+        CacheGeometry(**{**good, **change}).validate(64, change.get("page_bytes", 1000), 1500)
+
+
+def test_arenas_sized_for_another_geometry_are_a_start_up_error() -> None:
+    geometry = CacheGeometry(64, 1000, 1500, 1500, "x")
+    for sizes in ((1001, 1500), (1000, 1499)):
+        with pytest.raises(RuntimeError, match="sized for"):
+            geometry.validate(64, *sizes)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from atom.config import ConfigError, EngineConfig
 from atom.model_engine.cache_layout import CacheGeometry, CacheLayout
 from atom.model_engine.engine_core import make_block_manager
+from atom.model_engine.null_runner import NullRunner
 from atom.model_engine.sizing import INTERIOR_SLOTS, Sizing, size_arenas
 
 LIMIT = 4096
@@ -109,7 +110,7 @@ def test_explicit_counts(caching: bool) -> None:
         state_checkpoint_backend="slot",
         enable_prefix_caching=caching,
     )
-    sizing = size_arenas(config, layout_of(1024, 2048), LIMIT, free_bytes=1)
+    sizing = size_arenas(config, layout_of(1024, 2048), LIMIT, free_bytes=1 << 20)
     assert (sizing.num_blocks, sizing.num_slots) == (100, 11 if caching else 4)
 
 
@@ -140,6 +141,20 @@ def test_pages_of_an_image(image: int, page: int, pages: int) -> None:
 )
 def test_a_geometry_that_does_not_fit_stops_the_start(geometry: CacheGeometry, why: str) -> None:
     """Runner and block manager would not mean the same bytes."""
+    runner = NullRunner(64, 16, 8, 128, vocab_size=10)
+    runner.geometry = geometry
+    runner.sizing = Sizing(16, 8, 128, geometry.page_bytes, geometry.slot_bytes)
     with pytest.raises(RuntimeError, match=why):
-        make_block_manager(config_of(), geometry, Sizing(16, 8, 128, 64, 8), None)
-    make_block_manager(config_of(), CacheGeometry(64, 64, 8, 8, "layout"), Sizing(16, 8, 128, 64, 8), None)
+        make_block_manager(config_of(), runner)
+    runner.geometry = CacheGeometry(64, 64, 8, 8, "layout")
+    runner.sizing = Sizing(16, 8, 128, 64, 8)
+    make_block_manager(config_of(), runner)
+
+
+def test_more_blocks_than_memory_are_refused_with_a_number_that_fits() -> None:
+    config = config_of(num_kvcache_blocks=10_000)
+    with pytest.raises(ConfigError, match=r"--num-kvcache-blocks=10000: .* use (\d+) or less") as caught:
+        size_arenas(config, layout_of(1024, 2048), LIMIT, free_bytes=1 << 20)
+    works = int(re.search(r"use (\d+) or less", str(caught.value))[1])
+    sizing = size_arenas(replace(config, num_kvcache_blocks=works), layout_of(1024, 2048), LIMIT, free_bytes=1 << 20)
+    assert sizing.kv_bytes + sizing.state_bytes <= 4 << 20 < sizing.kv_bytes + sizing.state_bytes + 1024

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from atom.model_engine.messages import TokenLogprobs
 from atom.model_engine.sequence import Sequence
-from atom.model_engine.speculation import NGramDrafter, make_drafter
+from atom.model_engine.speculation import INDEXED_A_CALL, NGramDrafter, make_drafter
 from atom.model_ops.sampler import Sampler
 from atom.model_ops.verifier import verify
 from atom.sampling_params import SamplingParams
@@ -77,17 +77,21 @@ class Counted(list):
 
 
 def test_a_proposal_costs_what_is_new_and_not_the_context() -> None:
+    """Three sizes of at most four tokens, indexed and looked up, and the drafts; a long prompt is indexed in pieces."""
     drafter = NGramDrafter(4)
     seq = seq_of([0])
     seq.token_ids = tokens = Counted(i * i % 997 for i in range(20_000))
-    drafter.propose(seq, 4)
+    for _ in range(20_000 // INDEXED_A_CALL + 1):
+        before = tokens.read
+        drafter.propose(seq, 4)
+        assert tokens.read - before <= (4 + 3 + 2) * (INDEXED_A_CALL + 2) + 4
     cost = []
     for _ in range(20):
         before = tokens.read
-        tokens.append(tokens[len(tokens) - 500])
-        drafter.propose(seq, 4)
+        tokens.append(tokens[len(tokens) - 997])
+        drafts = drafter.propose(seq, 4)
         cost.append(tokens.read - before)
-    assert max(cost) <= 4 * 3 * 2 + 4, "three sizes of at most four tokens, indexed and looked up, and the drafts"
+    assert drafts and max(cost) <= (4 + 3 + 2) * 2 + 4
 
 
 def test_drafter_of_settings() -> None:

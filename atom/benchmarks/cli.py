@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import atom
 from atom.config import SHIPPED_MODEL
 
 WORKER = Path(__file__).parent / "offline_worker.py"
@@ -20,7 +22,12 @@ def run_worker(python: str, engine: str, args: argparse.Namespace, batches: Sequ
     command = [python, str(WORKER), engine, args.model, "--threads", str(args.threads)]
     command += ["--prompt-tokens", str(args.prompt_tokens), "--repeats", str(args.repeats)]
     command += ["--batches", *map(str, batches)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    # The worker runs by its path, so a checkout that is not installed has to be named; a peer must not see it.
+    environment = {**os.environ, "PYTHONPATH": str(Path(atom.__file__).parents[1])} if engine == "atom" else None
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    except OSError as error:
+        raise RuntimeError(f"{python} cannot be run: {error.strerror}; --peer-python takes an interpreter") from error
     if done.returncode:
         raise RuntimeError(f"{engine} failed: {(done.stderr or done.stdout)[-2000:]}")
     return json.loads(done.stdout.strip().splitlines()[-1])

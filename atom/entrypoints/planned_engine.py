@@ -28,6 +28,7 @@ class PlannedRunner(NullRunner):
         budget = int(psutil.virtual_memory().available * FREE_MEMORY_SHARE)
         sizing = size_arenas(config, layout, model.max_position_embeddings, budget)
         super().__init__(config.block_size, sizing.num_blocks, sizing.num_slots, sizing.max_model_len, model.vocab_size)
+        self.dtype = str(dtype).removeprefix("torch.")
         self.geometry, self.sizing = CacheGeometry.of(layout), sizing
 
 

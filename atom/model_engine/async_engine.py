@@ -181,7 +181,7 @@ class AsyncEngine:
             if state is not None:
                 self._fail(state, None, RuntimeError(f"the engine's output cannot be used: {error}"))
             return
-        self._abort_in_core(processed.abort_ids)
+        self._abort_in_core(processed.abort_ids, "stop")
         for request_id in processed.states:
             self._waiters[request_id].news.set()
 
@@ -191,9 +191,9 @@ class AsyncEngine:
         self._abort_in_core([child_id for child_id in running if child_id != ended_child_id])
         self._waiters[state.request_id].fail(error)
 
-    def _abort_in_core(self, child_ids: list[str]) -> None:
+    def _abort_in_core(self, child_ids: list[str], reason: str = "abort") -> None:
         if child_ids and self._client.is_alive():
-            self._client.send(AbortRequests(child_ids))
+            self._client.send(AbortRequests(child_ids, reason))
 
     def _on_death(self, error: EngineDeadError) -> None:
         for request_id, waiter in self._waiters.items():

@@ -168,6 +168,8 @@ class BlockManager:
         if first:
             seq.num_cached_tokens = seq.num_computed_tokens
             seq.hit = hit
+        first = first and seq.counted
+        if first:
             self.stats.record(hit.reusable, hit.matched, hit.wanted, hit.cached, self.block_size)
             if logger.isEnabledFor(logging.DEBUG):
                 self._log_admission(seq, hit)

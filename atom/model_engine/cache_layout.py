@@ -107,10 +107,15 @@ class CacheGeometry:
         """Pages that an image takes; 0 for a model without per-request state."""
         return -(-self.image_bytes // self.page_bytes)
 
-    def validate(self, block_size: int) -> None:
+    def validate(self, block_size: int, page_bytes: int, slot_bytes: int) -> None:
         """RuntimeError where runner and block manager would not mean the same bytes."""
         if self.block_size != block_size:
             raise RuntimeError(f"the runner's pages hold {self.block_size} tokens, the block manager's {block_size}")
+        if (self.page_bytes, self.slot_bytes) != (page_bytes, slot_bytes):
+            raise RuntimeError(
+                f"the runner's pages and slots have {self.page_bytes} and {self.slot_bytes} bytes, the pools were sized for "
+                f"{page_bytes} and {slot_bytes}"
+            )
         if self.page_bytes <= 0:
             raise RuntimeError(f"a page of {self.page_bytes} bytes cannot hold a block")
         if self.image_bytes != self.slot_bytes:

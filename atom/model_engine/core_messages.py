@@ -16,9 +16,10 @@ class AddRequests(msgspec.Struct, tag=True):
 
 
 class AbortRequests(msgspec.Struct, tag=True):
-    """Front end to core: stop these."""
+    """Front end to core: stop these; ``reason`` is what they count as."""
 
     request_ids: list[str]
+    reason: str = "abort"
 
 
 class UtilityCall(msgspec.Struct, tag=True):

@@ -135,9 +135,9 @@ class _CoreServer:
             case AddRequests(requests=requests):
                 for request in requests:
                     self._add(request)
-            case AbortRequests(request_ids=request_ids):
+            case AbortRequests(request_ids=request_ids, reason=reason):
                 self._running.difference_update(request_ids)
-                self._core.abort_requests(request_ids)
+                self._core.abort_requests(request_ids, reason)
             case UtilityCall():
                 self._send(self._call(message))
             case Shutdown():
@@ -176,7 +176,7 @@ class _CoreServer:
                 logger.error("two steps in a row failed; the engine core ends")
                 return False
             self._step_failed = True
-            self._core.abort_requests(failed)
+            self._core.abort_requests(failed, "error")
             return True
         self._step_failed = False
         self._running.difference_update(output.request_id for output in outputs if output.finish_reason is not None)

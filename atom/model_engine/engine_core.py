@@ -33,13 +33,15 @@ logger = logging.getLogger(__name__)
 class Runner(Protocol):
     """What the core needs of a model runner.
 
-    ``interior_grid``: a forward gives out exact states at chunk start + k * interior_grid tokens; None: only at a chunk's
+    ``dtype``: of weights and KV, as loaded. ``fingerprint``: tells models apart. ``interior_grid``: a forward gives out exact states at chunk start + k * interior_grid tokens; None: only at a chunk's
     end.
     """
 
     geometry: CacheGeometry
     sizing: Sizing
     vocab_size: int
+    dtype: str
+    fingerprint: str
     interior_grid: int | None
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -59,11 +61,10 @@ class Runner(Protocol):
         ...
 
 
-def make_block_manager(
-    config: EngineConfig, geometry: CacheGeometry, sizing: Sizing, interior_grid: int | None
-) -> BlockManager:
-    """The block manager of a geometry, with the placement that ``config`` asks for. RuntimeError if they do not fit."""
-    geometry.validate(config.block_size)
+def make_block_manager(config: EngineConfig, runner: Runner) -> BlockManager:
+    """The block manager of a runner's arenas, with the placement that ``config`` asks for. RuntimeError on a mismatch."""
+    geometry, sizing = runner.geometry, runner.sizing
+    geometry.validate(config.block_size, sizing.page_bytes, sizing.slot_bytes)
     interval = snap_interval(config.state_checkpoint_interval_tokens, config.block_size)
     asked = config.state_checkpoint_interval_tokens
     if asked > 0 and interval is None:
@@ -77,11 +78,13 @@ def make_block_manager(
     placement = Placement(
         block_size=config.block_size,
         interval=interval,
-        interior_grid=interior_grid,
+        interior_grid=runner.interior_grid,
         demand=config.places_demand,
         enabled=config.enable_prefix_caching and asked != 0 and (asked < 0 or interval is not None),
     )
-    hasher = PrefixHasher((config.model_name, config.dtype, geometry.layout_id), config.block_size, config.prefix_hash)
+    hasher = PrefixHasher(
+        (config.model_name, runner.fingerprint, runner.dtype, geometry.layout_id), config.block_size, config.prefix_hash
+    )
     pool = BlockPool(sizing.num_blocks)
     states = None
     if geometry.image_bytes:
@@ -106,7 +109,7 @@ class EngineCore:
             runner = ModelRunner(config)
         self.config = config
         self.runner = runner
-        self.block_manager = make_block_manager(config, runner.geometry, runner.sizing, runner.interior_grid)
+        self.block_manager = make_block_manager(config, runner)
         self.drafter = make_drafter(config.speculative_config)
         self.scheduler = Scheduler(self.block_manager, config.max_num_seqs, config.max_num_batched_tokens, self.drafter)
         self.recorder: TraceRecorder | None = None
@@ -174,17 +177,20 @@ class EngineCore:
             raise ValueError(f"token ids must be from 0 to {self.runner.vocab_size - 1}")
         request.params.check_vocabulary(self.runner.vocab_size)
         root = self.block_manager.hasher.root(request.cache_salt, request.adapter)
-        seq = Sequence(request.request_id, prompt, request.params, limit, request.eos_token_ids, root)
+        seq = Sequence(request.request_id, prompt, request.params, limit, request.eos_token_ids, root, request.counted)
         self.scheduler.add(seq)
         if self.recorder is not None:
             self.recorder.arrived(seq)
-        self._prompt_tokens += len(prompt)
+        self._prompt_tokens += len(prompt) if request.counted else 0
 
-    def abort_requests(self, request_ids: list[str]) -> None:
-        """Drop requests and what they hold; nothing more is said of them. Unknown ids are no error."""
+    def abort_requests(self, request_ids: list[str], reason: str = "abort") -> None:
+        """Drop requests and what they hold; nothing more is said of them. Unknown ids are no error.
+
+        ``reason`` is what they count as: "stop" where a front end found a stop string.
+        """
         for seq in self.scheduler.abort(request_ids):
             self._forget(seq.request_id, "abort")
-            self._count_end("abort")
+            self._count_end(reason)
 
     def has_unfinished(self) -> bool:
         return self.scheduler.has_unfinished
@@ -332,12 +338,13 @@ class EngineCore:
             "vocab_size": self.runner.vocab_size,
             "max_model_len": sizing.max_model_len,
             "device": config.device,
+            "dtype": self.runner.dtype,
             "threads": config.num_threads,
             "block_size": config.block_size,
             "max_num_seqs": config.max_num_seqs,
             "max_num_batched_tokens": config.max_num_batched_tokens,
             "enable_prefix_caching": config.enable_prefix_caching,
-            "state_checkpoint_interval_tokens": placement.interval if placement.enabled else 0,
+            "state_checkpoint_interval_tokens": (placement.interval or -1) if placement.enabled else 0,
             "state_checkpoint_backend": (
                 None if states is None else ("slot" if states.transfer is StateTransfer.FORK else "page")
             ),

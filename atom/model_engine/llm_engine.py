@@ -83,7 +83,7 @@ class LLMEngine:
         """Run one step; return the outputs of requests with news. Those of kind FINAL have one, at their end."""
         processed = self._processor.process(self._core.step())
         if processed.abort_ids:
-            self._core.abort_requests(processed.abort_ids)
+            self._core.abort_requests(processed.abort_ids, "stop")
         return [
             state.take() for state in processed.states.values() if state.kind is not OutputKind.FINAL or state.finished
         ]

@@ -11,7 +11,8 @@ class EngineRequest(msgspec.Struct):
     """One continuation to compute; a front end turns ``n`` continuations into n of these.
 
     ``eos_token_ids`` end the text unless ``params.ignore_eos``. ``cache_salt`` and ``adapter`` go into the root of the
-    block keys, so equal prompts of different tenants or adapters share nothing.
+    block keys, so equal prompts of different tenants or adapters share nothing. ``counted``: False for all but the first
+    continuation of a prompt, which statistics count once.
     """
 
     request_id: str
@@ -20,6 +21,7 @@ class EngineRequest(msgspec.Struct):
     eos_token_ids: list[int] = []
     cache_salt: str | None = None
     adapter: str | None = None
+    counted: bool = True
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True):

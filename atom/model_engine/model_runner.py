@@ -16,7 +16,7 @@ from atom.model_engine.sequence import Sequence
 from atom.model_engine.sizing import Sizing, size_arenas
 from atom.model_engine.state_runtime import ImageStore
 from atom.model_engine.step_plan import PrefillChunk, StepPlan, StepResult
-from atom.model_loader.loader import load_model
+from atom.model_loader.loader import fingerprint, load_model
 from atom.model_ops.arenas import Arena, layer_caches
 from atom.model_ops.batch_builder import BlockTables, RowSource, build_batch
 from atom.model_ops.chunk_plan import CHUNK
@@ -37,6 +37,8 @@ class ModelRunner:
         self.block_size = config.block_size
         self.model = load_model(config.model, dtype=config.dtype, device=config.device)
         self.vocab_size: int = self.model.vocab_size
+        self.dtype = str(self.model.dtype).removeprefix("torch.")
+        self.fingerprint = fingerprint(config.model)
         self.interior_grid = CHUNK if self.model.has_state else None
         self.layout = CacheLayout.of(self.model.cache_spec(), config.block_size)
         self.geometry = CacheGeometry.of(self.layout)

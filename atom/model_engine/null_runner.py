@@ -20,6 +20,7 @@ class NullRunner:
         self.geometry = CacheGeometry(block_size, 64, slot_bytes, slot_bytes, "null")
         self.sizing = Sizing(num_blocks, num_slots, max_model_len, 64, slot_bytes)
         self.vocab_size = vocab_size
+        self.dtype, self.fingerprint = "none", "null"
         self.interior_grid = block_size
 
     def execute(self, plan: StepPlan) -> StepResult:

@@ -55,6 +55,7 @@ class PreparedRequest:
                 eos_token_ids=self.eos_token_ids,
                 cache_salt=self.cache_salt,
                 adapter=self.adapter,
+                counted=index == 0,
             )
             for index, child_id in enumerate(self.child_ids())
         ]

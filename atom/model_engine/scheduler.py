@@ -144,11 +144,12 @@ class Scheduler:
         """Whether a prefill with ``left`` tokens to go gets a chunk of ``budget``.
 
         Less than a block, and not the rest of the prompt, would put the next chunk off the grid, where states inside a
-        chunk are not to be had: better none while the step has other work.
+        chunk are not to be had: better none while other prefills take the budget. Where decodes alone leave less than
+        a block, no later step leaves more.
         """
         if budget >= min(left, self.block_manager.block_size):
             return True
-        return budget > 0 and not plan.decodes and not plan.prefills
+        return budget > 0 and not plan.prefills
 
     def _plan_prefill(self, plan: StepPlan, seq: Sequence, budget: int) -> int:
         """Add ``seq``'s next chunk; returns its length."""

@@ -20,7 +20,7 @@ class Sequence:
     Tokens ``[0, num_computed_tokens)`` are in the pages and in the state. ``block_table[i]`` is the page of block i.
     ``state_slots[0]`` holds the committed state. ``block_keys[i]`` names block i; ``num_published_blocks`` of them were
     offered to the prefix index. ``num_cached_tokens`` is what the first admission resumed, None before it.
-    ``reading``: the checkpoint whose slot the next forward reads in place of ``state_slots[0]``. ``last_anchor``: the
+    ``counted``: whether statistics count its prompt. ``reading``: the checkpoint whose slot the next forward reads in place of ``state_slots[0]``. ``last_anchor``: the
     latest anchor on this path; ``answer_anchor``: the one kept for the answer so far. ``hit``: what the first
     admission found. ``demand``: the boundary that the
     request was refused at and keeps for the next one. ``ending``: how its answer ends, where somebody says so.
@@ -30,6 +30,7 @@ class Sequence:
         "answer_anchor",
         "block_keys",
         "block_table",
+        "counted",
         "demand",
         "ending",
         "hit",
@@ -56,6 +57,7 @@ class Sequence:
         max_model_len: int,
         eos_token_ids: SequenceOf[int] = (),
         key_root: BlockKey = b"",
+        counted: bool = True,
     ) -> None:
         self.request_id = request_id
         self.params = params
@@ -68,6 +70,7 @@ class Sequence:
             params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *eos_token_ids)
         )
         self.key_root = key_root
+        self.counted = counted
         self.block_keys: list[BlockKey] = []
         self.block_table: list[BlockId] = []
         self.state_slots: list[SlotId] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from atom.config import ConfigError, EngineConfig
+from atom.config import FREE_MEMORY_SHARE, ConfigError, EngineConfig
 from atom.model_engine.cache_layout import CacheLayout
 from atom.utils.units import format_bytes
 
@@ -35,7 +35,7 @@ def size_arenas(config: EngineConfig, layout: CacheLayout, model_limit: int, fre
     """Divide the budget: slots of running requests first, then checkpoint slots, if they are kept as slots, and pages.
 
     Checkpoint slots get at most half of the rest and at most one slot a page; images need none. ``model_limit``: longest context of the model in
-    tokens. ``free_bytes``: the budget when the user named none. Raises ConfigError where the budget, the number of pages
+    tokens. ``free_bytes``: the budget when the user named none, a FREE_MEMORY_SHARE of what is free. Raises ConfigError where the budget, the number of pages
     and the longest request do not fit together.
     """
     max_len = model_limit if config.max_model_len is None else config.max_model_len
@@ -60,8 +60,16 @@ def size_arenas(config: EngineConfig, layout: CacheLayout, model_limit: int, fre
             )
         if checkpoints is None:
             checkpoints = max(0, min(num_blocks, (budget - num_blocks * page) // slot - live))
+        needed = num_blocks * page + (live + checkpoints) * slot
         if config.kv_cache_memory is not None:
-            _check_budget(config, num_blocks * page + (live + checkpoints) * slot, budget)
+            _check_budget(config, needed, budget)
+        elif needed > (free := int(free_bytes / FREE_MEMORY_SHARE)):
+            raise ConfigError(
+                "num_kvcache_blocks",
+                num_blocks,
+                f"pages and slots need {format_bytes(needed)} and {format_bytes(free)} are free; use "
+                f"{max((free - (live + checkpoints) * slot) // page, 1)} or less",
+            )
         return Sizing(num_blocks, live + checkpoints, max_len, page, slot)
     rest = budget - live * slot
     if checkpoints is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as SequenceOf
 from typing import Protocol
 
 from atom.model_engine.sequence import Sequence

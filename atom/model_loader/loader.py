@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from pathlib import Path
@@ -20,6 +21,19 @@ INDEX = "model.safetensors.index.json"
 UNUSED = re.compile(r"^mtp\.|^model\.visual\.|^visual\.|\.rotary_emb\.inv_freq$")
 # Multimodal checkpoints publish the language model under a prefix of its own.
 TEXT_PREFIX = re.compile(r"^model\.language_model\.|^language_model\.model\.")
+
+
+def fingerprint(folder: str | Path) -> str:
+    """Hex digest of a model's config.json and of the header of every weight file: names, types, shapes, places.
+
+    Tells revisions apart that differ in shape, type or settings; two trainings of one layout look the same to it.
+    """
+    digest = hashlib.sha256((Path(folder) / "config.json").read_bytes())
+    for path in sorted(Path(folder).glob("*.safetensors")):
+        with path.open("rb") as file:
+            length = file.read(8)
+            digest.update(path.name.encode() + length + file.read(int.from_bytes(length, "little")))
+    return digest.hexdigest()[:16]
 
 
 def load_config(folder: str | Path) -> Any:

@@ -84,8 +84,10 @@ class AttentionPlan:
             for i in range(batch.num_decodes, batch.num_sequences)
         )
         longest = max((QUERY_ROWS, *(span.context + span.last - span.first for span in spans)))
-        causal = torch.full((QUERY_ROWS, longest), float("-inf"), dtype=dtype, device=batch.pages.device)
-        causal.triu_(longest - QUERY_ROWS + 1)
+        # Verifications alone need a few rows of the mask, prefill chunks a whole tile.
+        rows = max((1, *(min(QUERY_ROWS, span.last - span.first) for span in spans)))
+        causal = torch.full((rows, longest), float("-inf"), dtype=dtype, device=batch.pages.device)
+        causal.triu_(longest - rows + 1)
         return cls(batch.pages, batch.offsets, tuple(groups), spans, causal)
 
 

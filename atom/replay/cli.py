@@ -18,12 +18,14 @@ from atom.replay import plots
 from atom.replay.cost_model import CostModel
 from atom.replay.geometry import GEOMETRIES, Geometry, read_geometry
 from atom.replay.placements import parse_placement
-from atom.replay.policies import check_policy
+from atom.replay.policies import POLICIES, check_policy
 from atom.replay.report import explain, results_table, tokens_text
 from atom.replay.results import Replay
 from atom.replay.simulate import ReplaySettings, replay
 from atom.replay.trace import Trace, keep_sessions, prepare
 from atom.replay.traces import Encode, read_trace
+
+SUMMARY = "Play a request trace through scheduler and cache, without a model, and say what was resumed."
 
 
 def main(argv: Sequence[str]) -> int:
@@ -31,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
 
     Raises ValueError on a setting or a trace that cannot be used, OSError where a file cannot be read.
     """
-    parser = ArgumentParser(prog="atom replay", description=__doc__)
+    parser = ArgumentParser(prog="atom replay", description=SUMMARY)
     add_arguments(parser)
     args, unknown = parser.parse_known_args(argv)
     if unknown:
@@ -148,7 +150,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--pool-gib", type=float, default=None, metavar="X", help="Bytes of the pool on one rank, instead.")
     add("--sweep", metavar="pool=N,N,...", help="Several pool sizes in tokens, instead.")
     add("--seats", type=int, default=8, metavar="N", help="Sessions, and requests, at the same time (default: 8).")
-    add("--policy", nargs="+", default=["default"], metavar="NAME", help="What is given up first; one replay each.")
+    add("--policy", nargs="+", default=["default"], metavar="NAME", help=f"What is given up first, one replay each: {', '.join(POLICIES)} (default: default).")
     add(
         "--placement",
         default="default",
