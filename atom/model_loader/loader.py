@@ -85,6 +85,7 @@ def load_model(folder: str | Path, dtype: str = "auto", device: torch.device | s
     with torch.device(device):
         model = model_class(config.architectures)(config)
     load_weights(model, files)
+    model.settle()
     return model.eval()
 
 

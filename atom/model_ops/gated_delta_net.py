@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from atom.model_engine.cache_layout import StateSpec
 from atom.model_ops.arenas import LayerCache
@@ -15,11 +14,12 @@ from atom.model_ops.causal_conv import conv_chunks, conv_step
 from atom.model_ops.chunk_plan import CHUNK, ChunkPlan, StateStep, pad_rows, unpad_rows
 from atom.model_ops.gated_delta import chunk_gated_delta_rule, gated_delta_step
 from atom.model_ops.linear import Linear
+from atom.model_ops.module import Module
 from atom.model_ops.norms import GatedRMSNorm
 from atom.model_ops.weights import WeightTarget, empty_parameter
 
 
-class DeltaGates(nn.Module):
+class DeltaGates(Module):
     """``g = -exp(A_log) * softplus(a + dt_bias)`` and ``beta = sigmoid(b)``, in float32."""
 
     def __init__(self, heads: int) -> None:
@@ -38,7 +38,7 @@ class DeltaGates(nn.Module):
         yield "dt_bias", WeightTarget((self.heads,), self.dt_bias.data)
 
 
-class DepthwiseWeight(nn.Module):
+class DepthwiseWeight(Module):
     """A depthwise convolution's weight, published ``[C, 1, K]``, kept ``[K, C]`` float32."""
 
     def __init__(self, channels: int, width: int) -> None:
@@ -50,7 +50,7 @@ class DepthwiseWeight(nn.Module):
         yield f"{name}.weight", WeightTarget((channels, 1, width), self.weight.data, lambda w: w.squeeze(1).t())
 
 
-class GatedDeltaNet(nn.Module):
+class GatedDeltaNet(Module):
     """One layer. State per request: ``conv (channels, K-1)`` and ``recurrent (Hv, Dk, Dv)``, the latter float32.
 
     ``parts`` and ``orders`` describe the published input projections, whose rows must come out as q, k, v, z, b, a.

@@ -7,12 +7,12 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
+from atom.model_ops.module import Module
 from atom.model_ops.weights import WeightTarget, empty_parameter
 
 
-class Linear(nn.Module):
+class Linear(Module):
     """``y = x W^T (+ b)`` where W stacks the rows of one or more published projections.
 
     ``parts`` maps a published name to its number of rows, in order. ``orders`` gives, for a part whose published rows

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from atom.model_ops.linear import Linear
+from atom.model_ops.module import Module
 
 
-class GatedMLP(nn.Module):
+class GatedMLP(Module):
     """``down(silu(gate(x)) * up(x))``."""
 
     def __init__(self, hidden_size: int, intermediate_size: int, dtype: torch.dtype, bias: bool = False) -> None:

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from atom.model_ops.chunk_plan import CHUNK
 from atom.model_ops.linear import Linear
 from atom.model_ops.mlp import GatedMLP, silu_and_mul
+from atom.model_ops.module import Module
 from atom.model_ops.weights import WeightTarget, empty_parameter
 
 # In float32, a product of a few rows rounds each row differently than a product of many. A forward that keeps or leaves
@@ -19,7 +19,7 @@ from atom.model_ops.weights import WeightTarget, empty_parameter
 MIN_ROWS = 32
 
 
-class Experts(nn.Module):
+class Experts(Module):
     """``num_experts`` gated MLPs in two stacked weights."""
 
     def __init__(self, num_experts: int, hidden_size: int, intermediate_size: int, dtype: torch.dtype) -> None:
@@ -68,7 +68,7 @@ class Experts(nn.Module):
             yield f"{name}.{part}", WeightTarget(tuple(dest.shape), dest)
 
 
-class SparseMoE(nn.Module):
+class SparseMoE(Module):
     """Top-k of a softmax over experts, plus a shared expert behind a sigmoid gate."""
 
     def __init__(

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
+from atom.model_ops.module import Module
 from atom.model_ops.weights import WeightTarget, empty_parameter
 
 
-class RMSNorm(nn.Module):
+class RMSNorm(Module):
     """RMSNorm. ``zero_centered`` is the Qwen3-Next form, whose scale is ``1 + weight`` with the weight near 0.
 
     A zero-centred scale is kept in float32: near 1, bfloat16 has too few bits for the weight that was added.
@@ -32,7 +32,7 @@ class RMSNorm(nn.Module):
         yield f"{name}.weight", WeightTarget((self.size,), self.weight.data, one_plus if self.zero_centered else None)
 
 
-class GatedRMSNorm(nn.Module):
+class GatedRMSNorm(Module):
     """``rms_norm(x) * weight * silu(gate)``, computed in float32 (Qwen3-Next's output norm of a linear-attention head)."""
 
     def __init__(self, size: int, eps: float) -> None:

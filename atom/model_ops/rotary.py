@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from atom.model_ops.module import Module
 
-class RotaryEmbedding(nn.Module):
+
+class RotaryEmbedding(Module):
     """Tables of cosines and signed sines for positions ``0 .. max_position - 1``, built as they are needed."""
 
     def __init__(self, rope: dict[str, Any], head_dim: int, max_position: int) -> None:

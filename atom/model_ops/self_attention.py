@@ -7,17 +7,17 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from atom.model_ops.arenas import LayerCache
 from atom.model_ops.attention import AttentionPlan, paged_attention
 from atom.model_ops.linear import Linear
+from atom.model_ops.module import Module
 from atom.model_ops.norms import one_plus
 from atom.model_ops.rotary import rotate
 from atom.model_ops.weights import WeightTarget, empty_parameter
 
 
-class HeadNorms(nn.Module):
+class HeadNorms(Module):
     """RMSNorm of every query and key head with the query's or the key's scale; float32 ``[Hq + Hkv, D]``."""
 
     def __init__(self, heads: int, kv_heads: int, size: int, eps: float, zero_centered: bool) -> None:
@@ -35,7 +35,7 @@ class HeadNorms(nn.Module):
         yield "k_norm.weight", WeightTarget((self.size,), self.weight.data[self.heads :], transform)
 
 
-class SelfAttention(nn.Module):
+class SelfAttention(Module):
     """Grouped-query attention over pages.
 
     ``gated``: the published q_proj holds, per head, a query and an output gate. ``head_norms``: None, "plain" or

@@ -17,6 +17,7 @@ from atom.model_ops.attention import AttentionPlan
 from atom.model_ops.chunk_plan import ChunkPlan
 from atom.model_ops.forward_batch import ForwardBatch
 from atom.model_ops.gated_delta_net import GatedDeltaNet
+from atom.model_ops.module import Module
 from atom.model_ops.norms import RMSNorm
 from atom.model_ops.rotary import RotaryEmbedding
 from atom.model_ops.self_attention import SelfAttention
@@ -33,7 +34,7 @@ class Step:
     sin: torch.Tensor
 
 
-class DecoderLayer(nn.Module):
+class DecoderLayer(Module):
     """``x + mixer(norm(x))``, then ``x + mlp(norm(x))``; the mixer is published as self_attn or linear_attn."""
 
     def __init__(self, norm: Callable[[], RMSNorm], mixer: SelfAttention | GatedDeltaNet, mlp: nn.Module) -> None:
@@ -58,7 +59,7 @@ class DecoderLayer(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
-class Embedding(nn.Module):
+class Embedding(Module):
     """Token embeddings ``[vocab, hidden]``."""
 
     def __init__(self, vocab_size: int, hidden_size: int, dtype: torch.dtype) -> None:
@@ -70,7 +71,7 @@ class Embedding(nn.Module):
         return F.embedding(token_ids, self.weight)
 
 
-class Decoder(nn.Module):
+class Decoder(Module):
     """Embedding, layers and final norm, published under ``model.``."""
 
     def __init__(self, embed_tokens: Embedding, layers: list[DecoderLayer], norm: RMSNorm) -> None:
@@ -80,7 +81,7 @@ class Decoder(nn.Module):
         self.norm = norm
 
 
-class CausalLM(nn.Module):
+class CausalLM(Module):
     """A language model over paged keys and values and per-request states.
 
     A family gives ``make_layer``. ``config`` is the text configuration as transformers parses it; its ``dtype`` is the
