@@ -246,3 +246,28 @@ def test_kinds_of_rungs_read_back_are_told_apart() -> None:
     states = engine.manager.states
     assert states is not None
     assert states.cache.fates.read_back == {RungKind.ANCHOR: 1, RungKind.DEMAND: 2, RungKind.INTERVAL: 1}
+
+
+def test_case_9_restored_then_hit_again() -> None:
+    """A prefix restored from its checkpoint, then hit while the restored request still holds it, then once more alone."""
+    engine = Engine(budget=64, num_blocks=128, checkpoint_slots=20, interval=-1)
+    prompt = prompt_of(33, 1)
+    engine.ask("cold", prompt, 12)
+    engine.add("restored", prompt, 12)
+    engine.step()
+    engine.add("hit", prompt, 12)
+    engine.run()
+    assert (engine.cached["restored"], engine.cached["hit"]) == (32, 32)
+    assert engine.ask("alone", prompt, 12) == 32
+    answers = [engine.outputs[name] for name in ("cold", "restored", "hit", "alone")]
+    assert all(answer == answers[0] for answer in answers)
+
+
+@pytest.mark.parametrize("shared", [12, 15, 16, 28])
+def test_case_11_a_block_is_shared_whole_or_not_at_all(shared: int) -> None:
+    """A page that holds 16 tokens as four entries of four: prompts that share some of its entries do not share it."""
+    engine = Engine(block_size=16, num_blocks=32, budget=64, checkpoint_slots=20, interval=16)
+    first, second = prompt_of(40, 1), prompt_of(40, 2)
+    assert first[shared] != second[shared]
+    engine.ask("first", first, 1)
+    assert engine.ask("second", first[:shared] + second[shared:], 1) == shared // 16 * 16

@@ -150,7 +150,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--pool-gib", type=float, default=None, metavar="X", help="Bytes of the pool on one rank, instead.")
     add("--sweep", metavar="pool=N,N,...", help="Several pool sizes in tokens, instead.")
     add("--seats", type=int, default=8, metavar="N", help="Sessions, and requests, at the same time (default: 8).")
-    add("--policy", nargs="+", default=["default"], metavar="NAME", help=f"What is given up first, one replay each: {', '.join(POLICIES)} (default: default).")
+    add(
+        "--policy",
+        nargs="+",
+        default=["default"],
+        metavar="NAME",
+        help=f"What is given up first, one replay each: {', '.join(POLICIES)} (default: default).",
+    )
     add(
         "--placement",
         default="default",
