@@ -322,7 +322,7 @@ def test_a_reserved_rung_says_where_its_state_comes_out() -> None:
     seq = started(runtime)
     end = runtime.reserve(seq, b"end", Rung(16, A), inside=False)
     inside = runtime.reserve(seq, b"in", Rung(8, A), inside=True)
-    assert end == ReservedRung(16, runtime.cache._images[b"end"], None)
+    assert end == ReservedRung(16, runtime.cache._checkpoints[b"end"], None)
     assert inside is not None and inside.slot is not None and inside.slot not in seq.state_slots
 
 
