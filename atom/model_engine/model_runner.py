@@ -83,7 +83,8 @@ class ModelRunner:
         wanted = [*rows, *drafted]
         if not wanted:
             return StepResult((), ())
-        if len(wanted) != hidden.shape[0]:
+        # Verified rows come before those of prefills in the batch, and after them here.
+        if wanted != list(range(hidden.shape[0])):
             hidden = hidden[torch.tensor(wanted, device=hidden.device)]
         logits = self.model.compute_logits(hidden)
         tokens, logprobs = self.sampler.sample(logits[: len(rows)], plan.samples) if rows else ((), ())
