@@ -201,3 +201,29 @@ def test_stop_strings_inside_a_verified_run(answers) -> None:
         assert (drafted.finish_reason, drafted.stop_reason) == (plain.finish_reason, plain.stop_reason)
         assert len(drafted.logprobs) == len(plain.logprobs) == len(plain.token_ids)
         assert drafted.cumulative_logprob == pytest.approx(plain.cumulative_logprob, abs=1e-3)
+
+
+def test_a_prompt_of_one_token_beside_a_verified_run(folders) -> None:
+    """Rows of a verification stand before those of prefills: each request gets its own, also where all are wanted."""
+    answers: list[dict[str, list[int]]] = []
+    for drafts in (0, 3):
+        core = core_of(folders["qwen3"], drafts)
+        if drafts:
+            core.scheduler.drafter = KnownDrafter(drafts, answers[0])
+        params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=30)
+        found: dict[str, list[int]] = {"b": []}
+        core.add_request(EngineRequest("b", PROMPTS["b"], params))
+        step = 0
+        while core.has_unfinished():
+            if len(found["b"]) < 25:
+                name = f"one token, {step}"
+                core.add_request(
+                    EngineRequest(name, [step], SamplingParams(temperature=0, ignore_eos=True, max_tokens=1))
+                )
+            step += 1
+            for output in core.step():
+                found.setdefault(output.request_id, []).extend(output.new_token_ids)
+        answers.append(found)
+    plain, drafted = answers
+    assert len(drafted) > 5 and drafted.keys() <= plain.keys()
+    assert drafted == {name: plain[name] for name in drafted}

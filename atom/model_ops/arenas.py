@@ -13,7 +13,8 @@ class Arena:
     """``num_units`` units of ``unit_bytes`` bytes in one allocation, ``bytes``: ``[num_units, unit_bytes]`` uint8."""
 
     def __init__(self, num_units: int, unit_bytes: int, device: torch.device | str = "cpu") -> None:
-        self.bytes = torch.zeros(num_units, unit_bytes, dtype=torch.uint8, device=device)
+        # Not filled: nothing reads a byte that no request wrote, and memory is taken as it is used.
+        self.bytes = torch.empty(num_units, unit_bytes, dtype=torch.uint8, device=device)
 
     def view(self, region: Region) -> torch.Tensor:
         """``[num_units, *region.shape]`` over the region's bytes of every unit; strided, shares memory."""
