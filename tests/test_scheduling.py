@@ -132,3 +132,25 @@ def test_a_failed_update_leaves_nothing_reserved(monkeypatch: pytest.MonkeyPatch
     assert engine.finish["again"] == "error"
     engine.check_idle()
     assert engine.ask("later", prompt_of(33, 1)) == 32
+
+
+def test_logits_that_are_not_finite_leave_nothing_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request ends with an error; neither its pages nor its states are found by the next one."""
+    engine = Engine(budget=64, num_blocks=64)
+    execute = engine.runner.execute
+
+    def not_finite(plan):
+        result = execute(plan)
+        result.tokens = [None] * len(result.tokens)
+        return result
+
+    engine.add("bad", prompt_of(33, 1))
+    with monkeypatch.context() as patched:
+        patched.setattr(engine.runner, "execute", not_finite)
+        while "bad" not in engine.finish:
+            engine.step()
+    assert engine.finish["bad"] == "error"
+    engine.check_idle()
+    assert engine.core.metrics()["checkpoints"] == 0
+    assert engine.ask("next", prompt_of(33, 1)) == 0
+    assert engine.ask("again", prompt_of(33, 1)) == 32

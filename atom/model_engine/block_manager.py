@@ -273,6 +273,10 @@ class BlockManager:
         if self.states is not None:
             self.states.finish(self.pool.holds, stored)
 
+    def distrust(self, seq: Sequence) -> None:
+        """``seq``'s logits were not finite: what it computed is not offered to others. O(blocks)."""
+        self.pool.withdraw(seq.block_table)
+
     # End
 
     def release(self, seq: Sequence) -> None:

@@ -135,6 +135,15 @@ class BlockPool:
         self.num_image_pages -= len(pages)
         self._vacant.extend(reversed(pages))
 
+    def withdraw(self, blocks: Sequence[BlockId]) -> None:
+        """Take pages that one request alone holds out of the index: what is in them is not to be trusted. O(blocks)."""
+        for block in blocks:
+            key = self._keys[block]
+            if key is not None and self._references[block] == 1:
+                del self._index[key]
+                self._keys[block] = None
+                self.on_evict(key)
+
     def publish(self, block: BlockId, key: BlockKey, depth: int = 0, parent: BlockKey | None = None) -> bool:
         """File a computed live page under ``key``; ``depth``: the blocks before it in its prompt, the last being ``parent``.
 

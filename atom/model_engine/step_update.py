@@ -33,6 +33,11 @@ class StepUpdate:
         ]
         for verification, (tokens, logprobs) in zip(plan.verifications, result.verified, strict=True):
             outputs.append(self._verify(verification, tokens, logprobs))
+        failed = {output.request_id for output in outputs if output.error is not None}
+        if failed:
+            for seq in plan.sequences:
+                if seq.request_id in failed:
+                    manager.distrust(seq)
         return outputs
 
     def _verify(
