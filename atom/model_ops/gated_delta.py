@@ -80,12 +80,14 @@ def gated_delta_step(
         chosen.copy_(source)
     state = chosen.view(n, keys, groups, width, dim)
     state.mul_(g.exp().view(n, keys, groups, 1, 1))
-    k, q = unit(k), unit(q, width**-0.5)
-    both = torch.stack((k, q), dim=2).unsqueeze(2)
-    read = torch.matmul(both, state)
+    # Key and query go through norm and product together; the query's scale is left for the output.
+    both = torch.stack((k, q), dim=2)
+    both.mul_(inverse_norm(both))
+    k = both[:, :, 0]
+    read = torch.matmul(both.unsqueeze(2), state)
     # The state after the update is never read back: q (S + k^T delta) = q S + (q k^T) delta.
     delta = (v.view(n, keys, groups, dim) - read[..., 0, :]).mul_(beta.view(n, keys, groups, 1))
-    out = torch.addcmul(read[..., 1, :], (q * k).sum(-1)[:, :, None, None], delta)
+    out = torch.addcmul(read[..., 1, :], (both[:, :, 1] * k).sum(-1)[:, :, None, None], delta).mul_(width**-0.5)
     state.addcmul_(k[:, :, None, :, None], delta.unsqueeze(3))
     if not in_place:
         states.index_copy_(0, writes, chosen)

@@ -88,13 +88,21 @@ class GatedDeltaNet(Module):
     def forward(self, x: torch.Tensor, plan: ChunkPlan, cache: LayerCache) -> torch.Tensor:
         """``x [T, hidden]``; reads and updates the slots that ``plan`` names; returns ``[T, hidden]``."""
         mixed, z, ba = self.in_proj(x).split((self.channels, self.values, 2 * self.value_heads), dim=-1)
-        core = torch.empty(len(x), self.value_heads, self.value_dim, dtype=torch.float32, device=x.device)
+        if len(plan.steps) == 1 and not plan.spans:
+            core = self._step(mixed, ba, plan.steps[0], cache)
+        else:
+            core = self._mixed_step(mixed, ba, plan, cache)
+        return self.out_proj(self.norm(core, z.unflatten(-1, (self.value_heads, self.value_dim))).flatten(1))
+
+    def _mixed_step(self, mixed: torch.Tensor, ba: torch.Tensor, plan: ChunkPlan, cache: LayerCache) -> torch.Tensor:
+        """Decodes, verifications and prefill chunks in one forward; ``[T, Hv, Dv]`` float32."""
+        core = torch.empty(len(mixed), self.value_heads, self.value_dim, dtype=torch.float32, device=mixed.device)
         for step in plan.steps:
             core[step.rows] = self._step(mixed[step.rows], ba[step.rows], step, cache)
         if plan.spans:
             n = plan.first_prefill_row
             self._prefill(mixed[n:], ba[n:], plan, cache, core[n:])
-        return self.out_proj(self.norm(core, z.unflatten(-1, (self.value_heads, self.value_dim))).flatten(1))
+        return core
 
     def _heads(self, mixed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         q, k, v = mixed.split((self.keys, self.keys, self.values), dim=-1)

@@ -5,9 +5,18 @@ A decode step calls some hundred small layers; what torch spends on each call an
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
+
+
+@runtime_checkable
+class Packs(Protocol):
+    """A module with a faster form of its weights."""
+
+    def pack(self) -> None:
+        """Change to that form. Once, after loading."""
+        ...
 
 
 class Module(nn.Module):
@@ -18,6 +27,9 @@ class Module(nn.Module):
 
     def settle(self) -> None:
         """Make children and parameters plain attributes, found without a search. Once, after loading."""
+        for module in self.modules():
+            if isinstance(module, Packs):
+                module.pack()
         for module in self.modules():
             module.__dict__.update(module._modules)
             module.__dict__.update(module._parameters)
