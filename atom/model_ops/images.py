@@ -1,4 +1,8 @@
-"""Images: a slot's bytes cut into pages of the page arena, and back."""
+"""Images: a slot's bytes cut into pages of the page arena, and back.
+
+Both ways move all whole pages in one indexed copy of 8-byte words, which runs at the speed of a plain copy wherever the
+pages are; the last page's part follows. Slots and pages are multiples of 64 bytes long.
+"""
 
 from __future__ import annotations
 
@@ -10,25 +14,28 @@ from atom.model_engine.ids import BlockId
 
 
 def save_image(slot: torch.Tensor, pages: torch.Tensor, ids: Sequence[BlockId]) -> None:
-    """Copy ``slot [slot_bytes]`` uint8 over pages ``ids`` of ``pages [num_blocks, page_bytes]``, the last one in part.
-
-    One copy for each run of neighbouring pages, so a fresh pool takes an image in one.
-    """
-    for first, count, start, end in _runs(ids, slot.shape[0], pages.shape[1]):
-        pages[first : first + count].view(-1)[: end - start].copy_(slot[start:end])
+    """Copy ``slot [slot_bytes]`` uint8 over pages ``ids`` of ``pages [num_blocks, page_bytes]``, the last one in part."""
+    whole, rest, index = _parts(slot, pages, ids)
+    if len(index):
+        pages.view(torch.int64).index_copy_(0, index, whole)
+    if len(rest):
+        pages[ids[-1], : len(rest)].copy_(rest)
 
 
 def load_image(pages: torch.Tensor, ids: Sequence[BlockId], slot: torch.Tensor) -> None:
     """The way back: fill ``slot`` from pages ``ids``."""
-    for first, count, start, end in _runs(ids, slot.shape[0], pages.shape[1]):
-        slot[start:end].copy_(pages[first : first + count].view(-1)[: end - start])
+    whole, rest, index = _parts(slot, pages, ids)
+    if len(index):
+        torch.ops.aten.index.Tensor_out(pages.view(torch.int64), [index], out=whole)
+    if len(rest):
+        rest.copy_(pages[ids[-1], : len(rest)])
 
 
-def _runs(ids: Sequence[BlockId], slot_bytes: int, page_bytes: int) -> list[tuple[int, int, int, int]]:
-    """(first page, pages, start byte, end byte) of each run of neighbouring pages."""
-    runs, begin = [], 0
-    for i in range(1, len(ids) + 1):
-        if i == len(ids) or ids[i] != ids[i - 1] + 1:
-            runs.append((ids[begin], i - begin, begin * page_bytes, min(i * page_bytes, slot_bytes)))
-            begin = i
-    return runs
+def _parts(
+    slot: torch.Tensor, pages: torch.Tensor, ids: Sequence[BlockId]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The slot's whole pages ``[n, page words]`` int64, what is left of it in bytes, and the n pages' ids."""
+    page_bytes = pages.shape[1]
+    count = len(slot) // page_bytes
+    whole = slot[: count * page_bytes].view(torch.int64).view(count, page_bytes // 8)
+    return whole, slot[count * page_bytes :], torch.tensor(ids[:count], dtype=torch.int64, device=pages.device)
