@@ -22,7 +22,7 @@ class DecodeGroup:
 
     ``table``: page ids, one sequence's behind the other's, ``blocks`` each. ``lengths``: tokens of each sequence with
     the new one. ``mask [n, 1, 1, blocks * block_size]`` marks rows within a sequence's tokens; None for a single
-    sequence, whose rows are sliced instead.
+    sequence, whose rows are sliced instead. ``beyond``: the other rows' places among ``n * blocks * block_size``.
     """
 
     first: int
@@ -31,6 +31,7 @@ class DecodeGroup:
     table: torch.Tensor
     lengths: tuple[int, ...]
     mask: torch.Tensor | None
+    beyond: torch.Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +96,11 @@ def _decode_group(batch: ForwardBatch, first: int, last: int, blocks: int, block
     lengths = tuple(context + 1 for context in batch.context_lens[first:last])
     table = batch.block_tables[first:last, :blocks].reshape(-1)
     if last - first == 1:
-        return DecodeGroup(first, last, blocks, table, lengths, None)
+        return DecodeGroup(first, last, blocks, table, lengths, None, None)
     device = table.device
     within = torch.arange(blocks * block_size, device=device) < torch.tensor(lengths, device=device)[:, None]
-    return DecodeGroup(first, last, blocks, table, lengths, within[:, None, None, :])
+    beyond = within.logical_not().view(-1).nonzero().squeeze(1)
+    return DecodeGroup(first, last, blocks, table, lengths, within[:, None, None, :], beyond)
 
 
 def paged_attention(
@@ -142,13 +144,12 @@ def _attend_decodes(
     n = group.last - group.first
     keys = _gather(key_pages, group.table, n)
     values = _gather(value_pages, group.table, n)
-    if group.mask is None:
+    if group.beyond is None:
         keys, values = keys[:, : group.lengths[0]], values[:, : group.lengths[0]]
     else:
         # A mask alone does not keep NaN out: 0 * NaN is NaN. Only the rows behind each sequence's end are touched.
-        for i, length in enumerate(group.lengths):
-            keys[i, length:].zero_()
-            values[i, length:].zero_()
+        keys.flatten(0, 1).index_fill_(0, group.beyond, 0)
+        values.flatten(0, 1).index_fill_(0, group.beyond, 0)
     heads, dim = keys.shape[2:]
     # The query heads that share a key head stand where query rows stand: no key is read twice.
     folded = q[group.first : group.last].reshape(n, heads, -1, dim)
