@@ -1,6 +1,7 @@
 """Depthwise causal convolution with SiLU: ``y[t] = silu(sum_j weight[j] * x[t - K + 1 + j])`` per channel.
 
-The state is the last K - 1 inputs, one column each, in the model's dtype; sums are float32.
+The state is the last K - 1 inputs, one row each, in the model's dtype: channels are neighbours there as they are in x.
+Sums are float32.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ GROUP = 8
 
 
 def conv_reference(x: torch.Tensor, state: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The definition, token by token. ``x [T, C]``, ``state [C, K-1]``, ``weight [K, C]``; output and new state."""
+    """The definition, token by token. ``x [T, C]``, ``state [K-1, C]``, ``weight [K, C]``; output and new state."""
     window = state
     outputs = []
     for row in x:
-        window = torch.cat((window, row[:, None]), dim=1)
-        outputs.append(F.silu((window.float() * weight.t()).sum(1)))
-        window = window[:, 1:]
+        window = torch.cat((window, row[None]))
+        outputs.append(F.silu((window.float() * weight).sum(0)))
+        window = window[1:]
     return torch.stack(outputs), window
 
 
@@ -32,22 +33,22 @@ def conv_step(
     writes: torch.Tensor | slice,
     weight: torch.Tensor,
 ) -> torch.Tensor:
-    """One token of n sequences. ``x [n, C]``; states in ``states [num_slots, C, K-1]``, read at ``reads``, written at
+    """One token of n sequences. ``x [n, C]``; states in ``states [num_slots, K-1, C]``, read at ``reads``, written at
     ``writes``: int64 ``[n]``, or slices of neighbours.
 
     ``weight [K, C]`` float32; returns ``[n, C]`` float32.
     """
     before = states[reads] if isinstance(reads, slice) else states.index_select(0, reads)
-    window = torch.cat((before, x.unsqueeze(-1)), dim=-1)
+    window = torch.cat((before, x.unsqueeze(1)), dim=1)
     if isinstance(writes, slice):
-        states[writes] = window[..., 1:]
+        states[writes] = window[:, 1:]
     else:
-        states.index_copy_(0, writes, window[..., 1:])
-    return F.silu((window * weight.t()).sum(-1))
+        states.index_copy_(0, writes, window[:, 1:])
+    return F.silu((window * weight).sum(1))
 
 
 def conv_chunks(x: torch.Tensor, states: torch.Tensor, weight: torch.Tensor, plan: ChunkPlan) -> torch.Tensor:
-    """The plan's prefill chunks. ``x [prefill rows, C]``, ``states [num_slots, C, K-1]`` read, then updated in place.
+    """The plan's prefill chunks. ``x [prefill rows, C]``, ``states [num_slots, K-1, C]`` read, then updated in place.
 
     Final and interior states go to their slots. Returns ``[chunks, 64, C]`` float32; padded places are finite.
     """
@@ -69,7 +70,7 @@ def _one_sequence(x: torch.Tensor, states: torch.Tensor, plan: ChunkPlan, halo: 
     (span,) = plan.spans
     channels = x.shape[1]
     rows = x.new_empty(halo + plan.num_chunks * CHUNK, channels)
-    rows[:halo] = 0 if span.fresh else states[span.read].t()
+    rows[:halo] = 0 if span.fresh else states[span.read]
     rows[halo : halo + span.rows] = x
     rows[halo + span.rows :] = 0
     return rows.as_strided((plan.num_chunks, halo + CHUNK, channels), (CHUNK * channels, channels, 1))
@@ -82,7 +83,7 @@ def _several_sequences(x: torch.Tensor, states: torch.Tensor, plan: ChunkPlan, h
     inputs[plan.padded_rows // CHUNK, halo + plan.padded_rows % CHUNK] = x
     for order, span in enumerate(plan.spans):
         if not span.fresh:
-            inputs[order, :halo] = states[span.read].t()
+            inputs[order, :halo] = states[span.read]
         for step in range(1, span.chunks):
             end = span.first + step * CHUNK
             inputs[plan.starts[step] + order, :halo] = x[end - halo : end]
@@ -93,10 +94,10 @@ def _store_states(x: torch.Tensor, states: torch.Tensor, plan: ChunkPlan, halo: 
     for span in plan.spans:
         for offset, slot in span.interior:
             end = span.first + offset
-            states[slot] = x[end - halo : end].t()
+            states[slot] = x[end - halo : end]
         state, rows = states[span.slot], min(span.rows, halo)
         if rows < halo:
-            before = states[span.read][:, rows:]
+            before = states[span.read][rows:]
             kept = torch.zeros_like(before) if span.fresh else before.clone()
-            state[:, : halo - rows] = kept
-        state[:, halo - rows :] = x[span.last - rows : span.last].t()
+            state[: halo - rows] = kept
+        state[halo - rows :] = x[span.last - rows : span.last]

@@ -51,7 +51,7 @@ class DepthwiseWeight(Module):
 
 
 class GatedDeltaNet(Module):
-    """One layer. State per request: ``conv (channels, K-1)`` and ``recurrent (Hv, Dk, Dv)``, the latter float32.
+    """One layer. State per request: ``conv (K-1, channels)`` and ``recurrent (Hv, Dk, Dv)``, the latter float32.
 
     ``parts`` and ``orders`` describe the published input projections, whose rows must come out as q, k, v, z, b, a.
     """
@@ -81,7 +81,7 @@ class GatedDeltaNet(Module):
         value_dim = config.linear_value_head_dim
         channels = 2 * config.linear_num_key_heads * key_dim + heads * value_dim
         return (
-            StateSpec(layer, "conv", (channels, config.linear_conv_kernel_dim - 1), dtype),
+            StateSpec(layer, "conv", (config.linear_conv_kernel_dim - 1, channels), dtype),
             StateSpec(layer, "recurrent", (heads, key_dim, value_dim), "float32"),
         )
 

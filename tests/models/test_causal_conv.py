@@ -28,7 +28,7 @@ def batch_of(rows, contexts, slots, interior=()):
 )
 def test_chunks(rows, contexts):
     slots = [4, 0, 6, 2][: len(rows)]
-    states = torch.randn(8, CHANNELS, WIDTH - 1)
+    states = torch.randn(8, WIDTH - 1, CHANNELS)
     weight = torch.randn(WIDTH, CHANNELS)
     x = torch.randn(sum(rows), CHANNELS)
     before = states.clone()
@@ -50,13 +50,13 @@ def test_chunks(rows, contexts):
 
 
 def test_interior_states():
-    states = torch.zeros(8, CHANNELS, WIDTH - 1)
+    states = torch.zeros(8, WIDTH - 1, CHANNELS)
     x = torch.randn(300, CHANNELS)
     interior = [InteriorState(0, 64, 5), InteriorState(1, 128, 6), InteriorState(1, 64, 7)]
     plan = ChunkPlan.of(batch_of([100, 200], [0, 0], [1, 2], interior))
     conv_chunks(x, states, torch.randn(WIDTH, CHANNELS), plan)
     for slot, end in ((5, 64), (6, 228), (7, 164), (1, 100), (2, 300)):
-        assert torch.equal(states[slot], x[end - WIDTH + 1 : end].t())
+        assert torch.equal(states[slot], x[end - WIDTH + 1 : end])
 
 
 def places(slots):
@@ -70,7 +70,7 @@ def places(slots):
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_step(dtype, n, forked, neighbours):
-    states = torch.randn(8, CHANNELS, WIDTH - 1).to(dtype)
+    states = torch.randn(8, WIDTH - 1, CHANNELS).to(dtype)
     before = states.clone()
     weight, x, reads = (
         torch.randn(WIDTH, CHANNELS),
