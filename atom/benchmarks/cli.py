@@ -54,6 +54,13 @@ def bench_checkpoints(args: argparse.Namespace) -> dict[str, Any]:
     return checkpoints.run(args.model, args.threads, args.repeats)
 
 
+def bench_profile(args: argparse.Namespace) -> dict[str, Any]:
+    """What a cold prompt's time is spent on."""
+    from atom.benchmarks import profile
+
+    return profile.run(args.model, args.threads, args.prompt_tokens)
+
+
 def bench_peer(args: argparse.Namespace) -> dict[str, Any]:
     """atom and vLLM on the same files, one behind the other; ratios above 1 favour atom."""
     rounds = []
@@ -80,13 +87,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     peer = commands.add_parser("peer", help="beside vLLM on the same model files")
     peer.add_argument("--peer-python", required=True, help="interpreter of an environment with vLLM")
     peer.add_argument("--rounds", type=int, default=2, help="times that the pair is run")
+    profile = commands.add_parser("profile", help="what a cold prompt's time is spent on")
     checkpoints = commands.add_parser("checkpoints", help="cost of storing, restoring and giving out a state")
-    for command, run in ((resume, bench_resume), (peer, bench_peer), (checkpoints, bench_checkpoints)):
+    for command, run in (
+        (resume, bench_resume),
+        (peer, bench_peer),
+        (checkpoints, bench_checkpoints),
+        (profile, bench_profile),
+    ):
         command.add_argument("--model", default=SHIPPED_MODEL, help="folder of the model")
         command.add_argument("--threads", type=int, default=2, help="threads of a forward")
         if command is not checkpoints:
             command.add_argument("--prompt-tokens", type=int, default=3000, help="length of the prompt")
-        command.add_argument("--repeats", type=int, default=5, help="measurements of which the median counts")
+        if command is not profile:
+            command.add_argument("--repeats", type=int, default=5, help="measurements of which the median counts")
         command.set_defaults(run=run)
     args = parser.parse_args(argv)
     try:
