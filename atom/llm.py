@@ -48,9 +48,8 @@ class LLM:
         return llm
 
     def _start(self, engine: LLMEngine) -> None:
-        self.engine = engine
+        self._engine: LLMEngine | None = engine
         self._request_ids = itertools.count()
-        self._closed = False
 
     def generate(
         self,
@@ -123,11 +122,18 @@ class LLM:
         """Counters of the prefix cache since the start."""
         return self.engine.get_cache_stats()
 
+    @property
+    def engine(self) -> LLMEngine:
+        """The engine. RuntimeError once it was shut down."""
+        if self._engine is None:
+            raise RuntimeError("this LLM was shut down; make a new one")
+        return self._engine
+
     def shutdown(self) -> None:
-        """Give back the model's memory. Calling it again does nothing."""
-        if not self._closed:
-            self._closed = True
-            self.engine.shutdown()
+        """Give back the model's memory; only this may be called again, and then does nothing."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.shutdown()
 
     def __enter__(self) -> LLM:
         return self

@@ -11,7 +11,7 @@ from atom.model_engine.block_pool import BlockPool
 from atom.model_engine.ids import BlockId
 from atom.model_engine.placement import RungKind
 from atom.model_engine.state_cache import Checkpoint
-from tests.test_eviction import NaivePolicy
+from tests.test_eviction import Detached, NaivePolicy
 
 SIZE = 8
 IMAGE = 2
@@ -25,7 +25,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
         super().__init__()
         self.evicted: list[bytes] = []
         self.given_up: list[Checkpoint] = []
-        self.pool = BlockPool(SIZE, on_evict=self.evicted.append)
+        self.pool = BlockPool(SIZE, on_evict=self.evicted.append, policy=Detached())
         self.pool.pages_per_image = IMAGE
         self.pool.give_up_image = self.give_up
         self.tables: list[list[BlockId]] = []

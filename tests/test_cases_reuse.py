@@ -271,3 +271,14 @@ def test_case_11_a_block_is_shared_whole_or_not_at_all(shared: int) -> None:
     assert first[shared] != second[shared]
     engine.ask("first", first, 1)
     assert engine.ask("second", first[:shared] + second[shared:], 1) == shared // 16 * 16
+
+
+def test_a_resend_hits_in_a_full_pool_though_its_answer_went_on() -> None:
+    """The answer's anchor does not put the prompt's first in line: older paths go."""
+    engine = Engine(num_blocks=60, max_num_seqs=1, checkpoint_slots=6, budget=64, interval=-1)
+    for i in range(12):
+        engine.ask(f"old{i}", prompt_of(13, i), 1)
+    prompt = prompt_of(21, 100)
+    engine.ask("p", prompt, 6)
+    engine.ask("small", prompt_of(9, 101), 1)
+    assert engine.ask("p again", prompt, 1) == 20

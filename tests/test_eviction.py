@@ -7,7 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from atom.model_engine.eviction import GuessesFirst
+from atom.model_engine.block_pool import BlockPool
+from atom.model_engine.eviction import GuessesFirst, PoolView
 from atom.model_engine.ids import BlockId
 from atom.model_engine.placement import RungKind
 from atom.model_engine.state_cache import Checkpoint
@@ -37,14 +38,19 @@ class NaivePolicy:
         return [thing for thing in self.things if not isinstance(thing, Checkpoint)]
 
     def victim(self) -> BlockId | Checkpoint:
-        """A superseded anchor before anything; then the longest unused, but a guess in the place of an anchor."""
-        superseded = [image for image in self.images if image.superseded]
-        if superseded:
-            return superseded[0]
+        """The longest unused; in the place of a checkpoint a superseded anchor, or else a guess, where there is one."""
         if not isinstance(self.things[0], Checkpoint):
             return self.things[0]
+        superseded = [image for image in self.images if image.superseded]
         guesses = [image for image in self.images if image.kind is not RungKind.ANCHOR]
-        return (guesses or self.images)[0]
+        return (superseded or guesses or self.images)[0]
+
+
+class Detached(GuessesFirst):
+    """Without a view of the pool: age and kind alone decide."""
+
+    def attach(self, pool: PoolView) -> None:
+        """Look at nothing."""
 
 
 class EvictionMachine(RuleBasedStateMachine):
@@ -55,6 +61,7 @@ class EvictionMachine(RuleBasedStateMachine):
         self.policy = GuessesFirst()
         self.naive = NaivePolicy()
         self.next_block = BlockId(0)
+        self.next_image = 0
 
     @rule()
     def add_block(self) -> None:
@@ -64,7 +71,8 @@ class EvictionMachine(RuleBasedStateMachine):
 
     @rule(kind=st.sampled_from(RungKind))
     def add_image(self, kind: RungKind) -> None:
-        image = Checkpoint(b"k", kind)
+        self.next_image += 1
+        image = Checkpoint(self.next_image.to_bytes(4, "little"), kind)
         self.policy.add_image(image)
         self.naive.use(image)
 
@@ -108,7 +116,7 @@ def order_of(policy: GuessesFirst) -> list[BlockId | Checkpoint]:
 
 
 def test_the_order_worked_by_hand() -> None:
-    """Old anchor, page, ladder rung, superseded anchor, demand rung, page, newest anchor."""
+    """Added: old anchor, page, ladder rung, superseded anchor, demand rung, page, newest anchor."""
     policy = GuessesFirst()
     anchor, newest = Checkpoint(b"a", RungKind.ANCHOR), Checkpoint(b"n", RungKind.ANCHOR)
     superseded = Checkpoint(b"s", RungKind.ANCHOR, superseded=True)
@@ -119,7 +127,7 @@ def test_the_order_worked_by_hand() -> None:
         policy.add_image(image)
     policy.add_block(BlockId(2))
     policy.add_image(newest)
-    # The oldest is an anchor, so a checkpoint goes: both guesses in its place, then itself; then pages by age.
+    # The oldest is an anchor, so a checkpoint goes: the superseded and both guesses in its place, then itself.
     assert order_of(policy) == [superseded, ladder, demand, anchor, 1, 2, newest]
 
 
@@ -135,3 +143,35 @@ def test_age_decides_between_pages_and_checkpoints(first: str) -> None:
 def test_nothing_left_is_an_error() -> None:
     with pytest.raises(KeyError):
         GuessesFirst().pop()
+
+
+def test_a_path_that_is_let_go_keeps_its_last_anchors_fresh() -> None:
+    """Pages of an old path go before the two last anchors of one that was used since; its older anchor does not stay."""
+    pool = BlockPool(8, policy=GuessesFirst())
+    policy = pool.policy
+    old, path = pool.take(2), pool.take(4)
+    for i, block in enumerate([*old, *path]):
+        pool.publish(block, bytes([i]))
+    anchors = [Checkpoint(bytes([i]), RungKind.ANCHOR) for i in (2, 3, 5)]
+    ladder = Checkpoint(bytes([4]), RungKind.INTERVAL)
+    for image in (*anchors, ladder):
+        policy.add_image(image)
+    pool.release(old)
+    pool.release(path)
+    # Deepest first: blocks 5, 4, 3, 2; the anchors under 5 and 3 are fresh, the one under 2 and the rung are not.
+    assert [policy.pop() for _ in range(2)] == [ladder, anchors[0]]
+    assert [policy.pop() for _ in range(6)] == [*reversed(old), *reversed(path)]
+    assert [policy.pop() for _ in range(2)] == [anchors[2], anchors[1]]
+
+
+def test_a_guess_goes_before_a_page_that_carries_an_anchor() -> None:
+    """The oldest page would take the only anchor of its path along: a younger rung goes first, then the page."""
+    pool = BlockPool(4, policy=GuessesFirst())
+    pages = pool.take(2)
+    for i, block in enumerate(pages):
+        pool.publish(block, bytes([i]))
+    anchor, ladder = Checkpoint(bytes([1]), RungKind.ANCHOR), Checkpoint(b"elsewhere", RungKind.INTERVAL)
+    pool.policy.add_image(anchor)
+    pool.release(pages)
+    pool.policy.add_image(ladder)
+    assert [pool.policy.pop() for _ in range(2)] == [ladder, pages[1]]

@@ -32,6 +32,8 @@ def test_results_are_in_the_order_of_the_prompts(make_engine):
         core = llm.engine._core
     llm.shutdown()
     assert core.num_shutdowns == 1
+    with pytest.raises(RuntimeError, match="was shut down"):
+        llm.generate("a", use_tqdm=False)
 
 
 def test_progress_is_shown_with_tokens_a_second(make_engine, capsys):

@@ -118,3 +118,21 @@ def test_arenas_sized_for_another_geometry_are_a_start_up_error() -> None:
     for sizes in ((1001, 1500), (1000, 1499)):
         with pytest.raises(RuntimeError, match="sized for"):
             geometry.validate(64, *sizes)
+
+
+def test_a_resize_that_memory_refuses_changes_nothing() -> None:
+    engine = Engine(backend="slot", max_num_seqs=2, checkpoint_slots=4, budget=64)
+    prompt = prompt_of(20, 1)
+    engine.ask("before", prompt, 2)
+
+    def refuse(num_slots: int, moves) -> None:
+        raise MemoryError
+
+    engine.runner.resize_slots = refuse
+    with pytest.raises(MemoryError):
+        engine.core.resize_state_slots(100)
+    with pytest.raises(ValueError, match="no number of slots"):
+        engine.core.resize_state_slots("x")
+    assert engine.manager.states.slots.num_slots == 6
+    engine.check()
+    assert engine.ask("after", prompt, 2) == 16

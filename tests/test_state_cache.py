@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from atom.model_engine.block_pool import BlockPool
+from atom.model_engine.eviction import GuessesFirst
 from atom.model_engine.ids import BlockKey
 from atom.model_engine.page_unit_checkpoint import PagedStateCheckpointCoordinator
 from atom.model_engine.placement import RungKind
@@ -357,7 +358,7 @@ class PageMachine(StateCacheMachine):
     cache: PagedStateCheckpointCoordinator
 
     def make(self) -> None:
-        self.pool = BlockPool(self.size)
+        self.pool = BlockPool(self.size, policy=GuessesFirst())
         self.cache = PagedStateCheckpointCoordinator(self.pool, self.cost)
         self.pool.on_evict = self.cache.orphan
 

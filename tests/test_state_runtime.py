@@ -260,7 +260,7 @@ def test_an_anchor_supersedes_the_one_before_it_on_its_path(backend: str) -> Non
 
 @both
 def test_an_answer_keeps_its_last_boundary_alone(backend: str) -> None:
-    """Each boundary takes the place of the one before; the prompt's anchor stays, superseded."""
+    """Each boundary takes the place of the one before; the prompt's anchor stays, and goes out of date with the answer's."""
     runtime = runtime_of(backend)
     prompt = kept(runtime, b"prompt")
     seq = started(runtime, "reader", prompt)
@@ -270,7 +270,11 @@ def test_an_answer_keeps_its_last_boundary_alone(backend: str) -> None:
         runtime.keep_answer(seq, key, 16)
     finish(runtime)
     assert set(runtime.cache.ready()) == {b"prompt", b"answer 3"}
-    assert prompt.superseded and runtime.cache.fates.superseded == 2
+    assert not prompt.superseded and runtime.cache.fates.superseded == 2
+    answer = runtime.cache.find(b"answer 3")
+    assert answer is not None
+    runtime.cache.supersede(answer)
+    assert prompt.superseded, "the next turn supersedes both ends of this one"
 
 
 @both
@@ -300,7 +304,7 @@ def test_an_answer_kept_by_another_is_not_kept_twice(backend: str) -> None:
     slots = list(seq.state_slots)
     runtime.keep_answer(seq, b"answer", 8)
     assert runtime.stores == [] and seq.state_slots == slots and seq.reading is None
-    assert seq.last_anchor is there and seq.answer_anchor is None
+    assert there.shared and seq.answer_anchor is None
 
 
 def test_an_answer_replaced_in_a_step_whose_store_fails_is_only_lost() -> None:

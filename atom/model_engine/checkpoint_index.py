@@ -132,6 +132,8 @@ class CheckpointIndex(ABC):
         if checkpoint.superseded or checkpoint.is_guess or checkpoint.status is not CheckpointStatus.READY:
             return
         self._refile(checkpoint, superseded=True, kind=checkpoint.kind)
+        if checkpoint.companion is not None:
+            self.supersede(checkpoint.companion)
 
     def orphan(self, key: BlockKey) -> None:
         checkpoint = self._checkpoints.get(key)

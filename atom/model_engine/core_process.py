@@ -53,6 +53,8 @@ def run_core_process(
     """Entry point of the process: build the core, report on ``startup``, serve until told to end or orphaned."""
     # A Ctrl-C in the terminal reaches the whole process group; the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A stop that reaches the whole process group is the front end's to carry out: requests get their time to end.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(level=log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     threading.Thread(target=_end_with_parent, args=(socket_dir,), daemon=True).start()
     encode = msgspec.msgpack.encode

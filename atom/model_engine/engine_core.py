@@ -292,8 +292,15 @@ class EngineCore:
         if states is None or states.transfer is not StateTransfer.FORK:
             raise ValueError("only --state-checkpoint-backend=slot keeps checkpoints in slots that can be resized")
         live = self.config.max_num_seqs * states.slots_per_request
+        if not isinstance(num_slots, int):
+            raise ValueError(f"{num_slots!r} is no number of slots; use an integer of at least {live}")
         if num_slots < live:
             raise ValueError(f"{num_slots} slots are too few for --max-num-seqs={self.config.max_num_seqs}; use {live}")
+        if num_slots > states.slots.num_slots:
+            # The arena first: where memory does not do, nothing has changed.
+            self.runner.resize_slots(num_slots, {})
+            states.resize(num_slots, self.scheduler.running)
+            return
         moves = states.resize(num_slots, self.scheduler.running)
         self.runner.resize_slots(num_slots, moves)
 

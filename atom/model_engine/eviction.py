@@ -117,19 +117,30 @@ class EvictionPolicy(Protocol):
         ...
 
 
+ANCHORS_OF_A_PATH = 2
+"""The prompt's end and the answer's: what the next turn resumes from."""
+
+
 class GuessesFirst(EvictionPolicy):
     """Least recently used over pages and checkpoints together, with an order among checkpoints.
 
-    A superseded anchor goes before anything. Otherwise the longest unused thing decides whether a page or a checkpoint
-    goes; of checkpoints a guess goes before an anchor (anchors are knowledge). Every operation is O(1).
+    The longest unused thing decides whether a page or a checkpoint goes. Of checkpoints a superseded anchor goes before a
+    guess, and a guess before an anchor (anchors are knowledge); both go before a page that takes an anchor along. When a request lets go of its path, the path's last
+    anchors are as fresh as its pages: a checkpoint is older than the pages behind it, and would else always go first.
+    Every operation is O(1), but for a release, which looks its blocks up until those anchors are found.
     """
 
     def __init__(self) -> None:
         self._clock = 0
+        self._pool: PoolView | None = None
+        self._by_key: dict[BlockKey, Checkpoint] = {}
         self._blocks: OrderedDict[BlockId, int] = OrderedDict()
         self._superseded: OrderedDict[Checkpoint, int] = OrderedDict()
         self._guesses: OrderedDict[Checkpoint, int] = OrderedDict()
         self._anchors: OrderedDict[Checkpoint, int] = OrderedDict()
+
+    def attach(self, pool: PoolView) -> None:
+        self._pool = pool
 
     @property
     def num_blocks(self) -> int:
@@ -147,6 +158,19 @@ class GuessesFirst(EvictionPolicy):
         # No page is here twice, and what one request lets go of is older in this order than anything added later.
         self._clock += 1
         self._blocks.update(dict.fromkeys(blocks, self._clock))
+        if self._by_key and self._pool is not None:
+            self._refresh_anchors(blocks, self._pool)
+
+    def _refresh_anchors(self, blocks: Sequence[BlockId], pool: PoolView) -> None:
+        found, images, key_of = 0, self._by_key, pool.key_of
+        for block in blocks:
+            image = images.get(key_of(block) or b"")
+            if image is not None and not image.is_guess:
+                self.remove_image(image)
+                self.add_image(image)
+                found += 1
+                if found == ANCHORS_OF_A_PATH:
+                    return
 
     def remove_block(self, block: BlockId) -> None:
         del self._blocks[block]
@@ -159,22 +183,37 @@ class GuessesFirst(EvictionPolicy):
     def add_image(self, image: Checkpoint) -> None:
         self._clock += 1
         self._class_of(image)[image] = self._clock
+        self._by_key[image.key] = image
 
     def remove_image(self, image: Checkpoint) -> None:
         del self._class_of(image)[image]
+        self._by_key.pop(image.key, None)
 
     def pop(self) -> BlockId | Checkpoint:
-        if self._superseded:
-            return self._superseded.popitem(last=False)[0]
         # Called for every page that is given up: no call is made here that can be saved.
-        blocks, guesses, anchors = self._blocks, self._guesses, self._anchors
+        blocks, images = self._blocks, (self._superseded, self._guesses, self._anchors)
         if blocks:
-            used = next(iter(blocks.values()))
-            if not (guesses and next(iter(guesses.values())) < used) and not (
-                anchors and next(iter(anchors.values())) < used
-            ):
-                return blocks.popitem(last=False)[0]
-        return (guesses or anchors).popitem(last=False)[0]
+            block, used = next(iter(blocks.items()))
+            for order in images:
+                if order and next(iter(order.values())) < used:
+                    break
+            else:
+                if not (self._superseded or self._guesses) or not self._carries_anchor(block):
+                    del blocks[block]
+                    return block
+        for order in images:
+            if order:
+                image = order.popitem(last=False)[0]
+                self._by_key.pop(image.key, None)
+                return image
+        raise KeyError("nothing may be given up")
+
+    def _carries_anchor(self, block: BlockId) -> bool:
+        """Whether the page takes an anchor along that no later one of its path supersedes."""
+        if self._pool is None:
+            return False
+        image = self._by_key.get(self._pool.key_of(block) or b"")
+        return image is not None and not image.is_guess and not image.superseded
 
     def blocks(self) -> Iterator[BlockId]:
         return iter(self._blocks)

@@ -31,7 +31,8 @@ class Checkpoint:
     ``slot``: where it is when it is kept as a slot. ``pages``: where it is when it is an image, in order. ``pins``:
     restores and forwards that still read it. ``superseded``: a later anchor of the same path exists. ``shared``:
     another request than the one that keeps it moving has used it, or wants it too. ``predecessor``:
-    the anchor before it on its path, superseded once this one is published.
+    the anchor before it on its path, superseded once this one is published. ``companion``: the other end of the same
+    turn, prompt's or answer's; a turn's anchors are superseded together, by the next turn's.
     """
 
     key: BlockKey
@@ -43,6 +44,7 @@ class Checkpoint:
     superseded: bool = False
     shared: bool = False
     predecessor: Checkpoint | None = None
+    companion: Checkpoint | None = None
 
     @property
     def is_guess(self) -> bool:

@@ -135,7 +135,11 @@ class StateRuntime:
 
     def reserve(self, seq: Sequence, key: BlockKey, rung: Rung, inside: bool) -> ReservedRung | None:
         """A place for the state at ``rung``; ``inside``: it comes out in the middle of the chunk. None: not kept."""
-        checkpoint = self._reserve(seq, key, rung.kind, None)
+        checkpoint = self.cache.reserve(key, rung.kind)
+        if rung.kind is RungKind.ANCHOR:
+            if checkpoint is not None:
+                checkpoint.predecessor = seq.last_anchor
+            seq.last_anchor = checkpoint or self.cache.find(key) or seq.last_anchor
         if checkpoint is None:
             return None
         if not inside:
@@ -148,14 +152,6 @@ class StateRuntime:
             return None
         self._scratch += scratch
         return ReservedRung(rung.position, checkpoint, scratch[0])
-
-    def _reserve(self, seq: Sequence, key: BlockKey, kind: RungKind, replace: Checkpoint | None) -> Checkpoint | None:
-        checkpoint = self.cache.reserve(key, kind, replace)
-        if kind is RungKind.ANCHOR:
-            if checkpoint is not None:
-                checkpoint.predecessor = seq.last_anchor
-            seq.last_anchor = checkpoint or self.cache.find(key) or seq.last_anchor
-        return checkpoint
 
     def advance(self, seq: Sequence) -> None:
         """A forward of ``seq`` is over: what it resumed from is read."""
@@ -181,10 +177,12 @@ class StateRuntime:
 
     def keep_answer(self, seq: Sequence, key: BlockKey, position: int) -> None:
         """An answer passed the boundary ``position``: keep its state in place of the one before it."""
-        own = seq.answer_anchor
-        checkpoint = self._reserve(seq, key, RungKind.ANCHOR, own)
+        checkpoint = self.cache.reserve(key, RungKind.ANCHOR, replace=seq.answer_anchor)
         if checkpoint is not None:
             seq.answer_anchor = checkpoint
+            if seq.last_anchor is not None:
+                # The next turn resumes from the answer's end, or from the prompt's where it edits the answer.
+                checkpoint.companion, seq.last_anchor.companion = seq.last_anchor, checkpoint
             self.fill(seq, ReservedRung(position, checkpoint))
 
     @property
