@@ -10,13 +10,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from atom.model_engine.block_pool import BlockPool
-from atom.model_engine.eviction import GuessesFirst
 from atom.model_engine.ids import BlockKey
 from atom.model_engine.page_unit_checkpoint import PagedStateCheckpointCoordinator
 from atom.model_engine.placement import RungKind
 from atom.model_engine.state_cache import Checkpoint, CheckpointStatus, StateCache
 from atom.model_engine.state_pool import StateSlotPool
-from tests.test_eviction import NaivePolicy
+from tests.test_eviction import Detached, NaivePolicy
 
 KEYS = [bytes([i]) for i in range(6)]
 A_KEY, A_KIND = st.sampled_from(KEYS), st.sampled_from(RungKind)
@@ -358,7 +357,7 @@ class PageMachine(StateCacheMachine):
     cache: PagedStateCheckpointCoordinator
 
     def make(self) -> None:
-        self.pool = BlockPool(self.size, policy=GuessesFirst())
+        self.pool = BlockPool(self.size, policy=Detached())
         self.cache = PagedStateCheckpointCoordinator(self.pool, self.cost)
         self.pool.on_evict = self.cache.orphan
 
