@@ -6,8 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from atom.model_engine.eviction import EvictionPolicy, GuessesFirst
+from atom.model_engine.eviction_value import ByValue
 from atom.replay.future import Future
+from atom.replay.policies import variants
+from atom.replay.policies.clairvoyant import Clairvoyant
 from atom.replay.policies.lru import LRU
+from atom.replay.policies.marconi import Marconi
+from atom.replay.policies.sglang import SGLang
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +35,34 @@ PolicyFactory = Callable[[PolicyContext], EvictionPolicy]
 
 POLICIES: dict[str, PolicyFactory] = {
     "default": lambda context: GuessesFirst(),
+    "value": lambda context: ByValue(),
     "lru": lambda context: LRU(),
+    "vllm-align": lambda context: LRU(),
+    "sglang": lambda context: SGLang(context.pool_blocks),
+    "marconi": lambda context: Marconi(context.pool_blocks),
+    "clairvoyant": lambda context: Clairvoyant(context.future),
+    "value-weak-first": lambda context: variants.WeakFirst(),
+    "value-oldest-unit": lambda context: variants.OldestUnit(),
+    "value-density": lambda context: variants.ByDensity(),
+    "value-superlinear": lambda context: variants.Superlinear(),
+    "value-no-ending": lambda context: variants.NoEnding(),
+    "value-one-queue": lambda context: variants.OneQueue(),
+    "value-no-heirs": lambda context: variants.NoHeirs(),
+    "value-recent": lambda context: variants.Recent(),
+    "value-patient": lambda context: variants.Patient(),
+    "value-frequent": lambda context: variants.Frequent(),
+    "most-recent": lambda context: variants.Sticky(),
 }
+
+PLACEMENTS = {
+    "vllm-align": "prompt+demand",
+    "sglang": "prompt+answer+demand",
+    "marconi": "answer+demand",
+}
+"""What a policy's engine keeps, for ``--placement``; the others say nothing about it.
+
+vLLM's blocks are at least as large as a state besides: ``--block-multiple`` with the geometry's pages per image.
+"""
 
 
 def check_policy(name: str) -> None:

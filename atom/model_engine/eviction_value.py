@@ -1,0 +1,299 @@
+"""The policy ``value``: what is least likely to save prefill time for the pages it takes is given up first."""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from math import inf
+
+from atom.model_engine.eviction import Ending, EvictionPolicy, PoolView
+from atom.model_engine.eviction_forest import Forest, Segment
+from atom.model_engine.eviction_queues import CheckpointQueues
+from atom.model_engine.eviction_returns import Boundary, Kind, ReturnTimes, Role
+from atom.model_engine.ids import BlockId, BlockKey
+from atom.model_engine.placement import RungKind
+from atom.model_engine.state_cache import Checkpoint
+
+MOST_OPEN = 4096
+"""Requests remembered as running; one that ends without a trace is forgotten when this many came after it."""
+
+SWEEP = 4096
+"""Segments are filed this often between two sweeps of what was filed before and holds no more."""
+
+Entry = tuple[float, int, Segment, int]
+
+
+class ByValue(EvictionPolicy):
+    """Pages and checkpoints by one measure: how soon they are expected back x blocks they save / pages they take.
+
+    Pages that no checkpoint makes resumable go first. Then what is worth least of: a *unit*, the end of a path with its
+    checkpoint down to the next checkpoint, branch or live page, which saves as much as it takes; and a checkpoint that may
+    go alone, a guess or a superseded anchor, which saves the blocks behind the next one below. A newest anchor goes alone
+    only when nothing else is left. What comes back is learned while serving
+    (:class:`~atom.model_engine.eviction_returns.ReturnTimes`). Things that are expected to behave alike wait in one queue
+    by age, and only the heads of queues are compared: O(log n) a decision, O(pages) of C loops for a request's pages.
+    """
+
+    def __init__(self) -> None:
+        self.returns = ReturnTimes()
+        self._count = 0
+        self._unresumable: list[Entry] = []
+        self._units: dict[tuple[Kind, bool] | None, list[Entry]] = {}
+        self.queues = CheckpointQueues()
+        # By last prompt block: the prompt's blocks, the returns of its path, the keys an anchor of its may have.
+        self._open: OrderedDict[BlockKey, tuple[int, int, Sequence[BlockKey]]] = OrderedDict()
+        self._ends: dict[BlockKey, int] = {}
+
+    def attach(self, pool: PoolView) -> None:
+        self.pool = pool
+        self.forest = Forest(pool, self._rank)
+
+    @property
+    def num_blocks(self) -> int:
+        return self.forest.num_blocks
+
+    @property
+    def num_images(self) -> int:
+        return len(self.queues)
+
+    def blocks(self) -> Iterator[BlockId]:
+        for segment in self.forest:
+            yield from segment.blocks
+
+    def images(self) -> Iterator[Checkpoint]:
+        return iter(self.queues)
+
+    # Requests
+
+    def admitted(self, keys: Sequence[BlockKey], matched: int, cached: int) -> None:
+        """Learn from where the request comes back to. O(blocks behind it)."""
+        if not keys:
+            return
+        now = self.pool.now()
+        target = self.returns.deepest(keys)
+        returns = 0
+        if target is not None:
+            self.returns.came_back(target, now)
+            returns = target.returns
+            if target.role in (Role.PROMPT, Role.ANSWER):
+                for end in (target, target.sibling):
+                    if end is not None and end.role is not Role.OLDER:
+                        self._pass(end, now)
+            else:
+                self.returns.wait(target, now)
+        self._open[keys[-1]] = (len(keys), returns, keys[-2:])
+        for key in keys[-2:]:
+            self._ends[key] = returns
+        if len(self._open) > MOST_OPEN:
+            self._close(next(iter(self._open)))
+
+    def _close(self, key: BlockKey) -> tuple[int, int]:
+        """A request is over. Returns the blocks of its prompt and the returns of its path."""
+        length, returns, ends = self._open.pop(key)
+        for end in ends:
+            self._ends.pop(end, None)
+        return length, returns
+
+    def _pass(self, boundary: Boundary, now: float) -> None:
+        """The path goes on behind it: from now on only a branch comes back to it."""
+        boundary.role, boundary.returns, boundary.ending = Role.OLDER, 0, None
+        self.returns.wait(boundary, now)
+        self._refile(boundary)
+
+    def add_block(self, block: BlockId) -> None:
+        self.add_blocks((block,), None)
+
+    def add_blocks(self, blocks: Sequence[BlockId], ending: Ending | None) -> None:
+        segment = self.forest.add(blocks)
+        key_of, running = self.pool.key_of, self._open
+        # Behind the prompt's last block there is only the answer.
+        for block in blocks:
+            key = key_of(block)
+            if key in running:
+                self._start_waiting(segment, *self._close(key), ending)
+                self._rank(segment)
+                break
+
+    def _start_waiting(self, segment: Segment, length: int, returns: int, ending: Ending | None) -> None:
+        """The ends of a prompt of ``length`` blocks and of its answer wait for the next turn."""
+        now, sibling = self.pool.now(), None
+        for end, image in reversed(segment.images):
+            boundary = self.returns.get(image.key)
+            if boundary is None or end < length - 1:
+                break
+            if boundary.role not in (Role.PROMPT, Role.ANSWER):
+                continue
+            boundary.ending, boundary.returns = self._ending_that_counts(ending), returns
+            if sibling is not None:
+                boundary.sibling, sibling.sibling = sibling, boundary
+            sibling = boundary
+            self.returns.wait(boundary, now)
+            self.queues.file(image, boundary)
+
+    def _ending_that_counts(self, ending: Ending | None) -> Ending | None:
+        return ending
+
+    def remove_block(self, block: BlockId) -> None:
+        self.forest.remove((block,))
+
+    def remove_blocks(self, blocks: Sequence[BlockId]) -> None:
+        self.forest.remove(blocks)
+
+    # Checkpoints
+
+    def add_image(self, image: Checkpoint) -> None:
+        boundary = self.returns.get(image.key)
+        if boundary is None or boundary.image is not image:
+            boundary = self._publish(image)
+        elif not image.is_guess and boundary.role in (Role.DEMAND, Role.INTERVAL, Role.OLDER):
+            if image.key in self._ends and not image.superseded:
+                boundary.role, boundary.returns = Role.PROMPT, self._ends[image.key]
+            elif boundary.role is not Role.OLDER:
+                self._pass(boundary, self.pool.now())
+        elif image.superseded and image.key not in self._ends and boundary.role is not Role.OLDER:
+            self._pass(boundary, self.pool.now())
+        self.queues.file(image, boundary)
+        self.forest.add_image(image)
+
+    def _publish(self, image: Checkpoint) -> Boundary:
+        key, now = image.key, self.pool.now()
+        returns = 0
+        if image.kind is not RungKind.ANCHOR:
+            role = Role.DEMAND if image.kind is RungKind.DEMAND else Role.INTERVAL
+        elif image.superseded:
+            role = Role.OLDER
+        elif key in self._ends:
+            role, returns = Role.PROMPT, self._ends[key]
+        else:
+            role = Role.ANSWER
+        boundary = self.returns.remember(key, role, returns, now)
+        boundary.image, boundary.sibling, boundary.ending = image, None, None
+        self._hang(boundary)
+        if role not in (Role.PROMPT, Role.ANSWER):
+            self.returns.wait(boundary, now)
+        return boundary
+
+    def _hang(self, boundary: Boundary) -> None:
+        """Find the next checkpoint below. O(blocks between them)."""
+        pool, known = self.pool, self.returns
+        assert boundary.image is not None
+        boundary.below, boundary.end = None, 1
+        block = pool.block_of(boundary.image.key)
+        if block is not None:
+            boundary.end = pool.depth_of(block) + 1
+        while block is not None and (key := pool.parent_of(block)) is not None:
+            below = known.get(key)
+            if below is not None and below.is_kept:
+                boundary.below = below
+                return
+            block = pool.block_of(key)
+
+    def _refile(self, boundary: Boundary | None) -> None:
+        """What a checkpoint is to its path has changed."""
+        if boundary is not None and boundary.image is not None and boundary.image in self.queues:
+            self.queues.file(boundary.image, boundary)
+
+    def remove_image(self, image: Checkpoint) -> None:
+        boundary = self.returns.get(image.key)
+        block = self.forest.block_of(image)
+        if boundary is not None and boundary.role is Role.ANSWER and block is not None and self.pool.is_live(block):
+            # A later boundary of the running answer takes its place: nobody ever waits here.
+            self.returns.forget(image.key)
+        self.queues.remove(image)
+        self.forest.remove_image(image)
+
+    # What goes next
+
+    def pop(self) -> BlockId | Checkpoint:
+        entry = _head(self._unresumable)
+        if entry is not None:
+            return self.forest.pop_last(entry[2])
+        now = self.pool.now()
+        self.returns.advance(now)
+        image, image_value = self._least_image(now)
+        segment, unit_value = self._least_unit(now)
+        if segment is not None and (image is None or unit_value < image_value):
+            return self._pop_unit(segment)
+        image = image or self.queues.in_need()
+        if image is None:
+            raise KeyError("nothing may be given up")
+        self._bequeath(self.queues.remove(image))
+        self.forest.remove_image(image)
+        return image
+
+    def _pop_unit(self, segment: Segment) -> BlockId:
+        if segment.images:
+            self._bequeath(self.queues.boundary_of(segment.images[-1][1]))
+        return self.forest.pop_last(segment)
+
+    def _bequeath(self, boundary: Boundary) -> None:
+        """Whoever comes back to the end of a path resumes from the next checkpoint below, once this one is gone."""
+        gain, below = boundary.gain, boundary.below
+        if gain == boundary.end or below is None:
+            return
+        below.lost = [end for end in (boundary, *boundary.lost, *below.lost) if end.role in (Role.PROMPT, Role.ANSWER)]
+        if below.lost:
+            self._refile(below)
+
+    def _urgency(self, boundary: Boundary, now: float) -> float:
+        """How soon something is expected to resume here, the ends that fall back on it included."""
+        urgency = self.returns.urgency
+        return urgency(boundary, now) + sum(urgency(end, now) for end in boundary.lost if end.role is not Role.OLDER)
+
+    def _least_image(self, now: float) -> tuple[Checkpoint | None, float]:
+        pages = max(self.pool.pages_per_image, 1)
+        return self.queues.least(lambda boundary: self._urgency(boundary, now) * boundary.gain / pages)
+
+    def _least_unit(self, now: float) -> tuple[Segment | None, float]:
+        least, least_value = None, inf
+        for place, heap in list(self._units.items()):
+            entry = _head(heap)
+            if entry is None:
+                del self._units[place]
+                continue
+            value = self._unit_value(entry[2], now)
+            if value < least_value:
+                least, least_value = entry[2], value
+        return least, least_value
+
+    def _unit_value(self, segment: Segment, now: float) -> float:
+        boundary = self._top(segment)
+        return self._urgency(boundary, now) if boundary is not None else 0.0
+
+    def _top(self, segment: Segment) -> Boundary | None:
+        """The boundary that a resumable leaf is resumed at; None for a model without states."""
+        return self.returns.get(segment.images[-1][1].key) if segment.images else None
+
+    def _rank(self, segment: Segment) -> None:
+        """File a segment anew, if it is a leaf."""
+        segment.version += 1
+        if not segment.is_leaf:
+            return
+        self._count += 1
+        if self._count % SWEEP == 0:
+            self._sweep()
+        resumable = not self.pool.pages_per_image or (segment.images and segment.images[-1][0] == segment.end)
+        if segment.is_lost or not resumable:
+            heapq.heappush(self._unresumable, (segment.released, self._count, segment, segment.version))
+            return
+        boundary = self._top(segment)
+        place, since = None, segment.released
+        if boundary is not None:
+            place, since = (boundary.kind, bool(boundary.lost)), boundary.since
+        heapq.heappush(self._units.setdefault(place, []), (since, self._count, segment, segment.version))
+
+    def _sweep(self) -> None:
+        """Drop entries that hold no more."""
+        for heap in (self._unresumable, *self._units.values()):
+            heap[:] = [entry for entry in heap if entry[2].version == entry[3]]
+            heapq.heapify(heap)
+
+
+def _head(heap: list[Entry]) -> Entry | None:
+    """The first entry that still holds; stale ones before it are dropped."""
+    while heap:
+        if heap[0][2].version == heap[0][3]:
+            return heap[0]
+        heapq.heappop(heap)
+    return None

@@ -1,0 +1,141 @@
+"""The order of ``value``, worked by hand, and what a decision costs."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from atom.model_engine.eviction import Ending
+from atom.model_engine.eviction_returns import EDGES, PRIOR, ReturnTimes, Role
+from atom.model_engine.eviction_value import ByValue
+from atom.model_engine.placement import RungKind
+from tests.test_policies import World, kept
+
+
+def test_pages_without_a_checkpoint_go_before_anything() -> None:
+    world = World(ByValue(), 16)
+    world.serve("aaaa")
+    table = world.start("bbbb")
+    assert table is not None
+    world.pool.release(table)
+    world.pool.release(world.pool.take(9))
+    assert kept(world) == {"aaaa"} and world.pool.num_cached == 4
+
+
+def test_a_superseded_anchor_and_a_guess_go_before_pages_that_can_be_resumed() -> None:
+    """14 pages: the path's five, its three images' nine. Each further image takes the place of the least."""
+    world = World(ByValue(), 14)
+    table = world.start("aaaaa")
+    assert table is not None
+    world.keep("aa", RungKind.INTERVAL)
+    world.keep("aaa")
+    world.keep("aaaaa", before="aaa")
+    world.pool.release(table)
+    world.pool.release(world.pool.take(1))
+    assert len(kept(world)) == 2 and "aaaaa" in kept(world)
+    world.pool.release(world.pool.take(4))
+    assert kept(world) == {"aaaaa"} and world.pool.num_cached == 5
+
+
+def test_a_path_goes_as_a_unit() -> None:
+    """The oldest path loses its end and with it its image; the rest of it goes before the next path is touched."""
+    world = World(ByValue(), 20)
+    world.serve("aaaa")
+    world.serve("bbbb")
+    world.pool.release(world.pool.take(world.pool.num_vacant + 5))
+    assert kept(world) == {"bbbb"} and world.pool.num_cached >= 4
+    taken = world.pool.take(world.pool.num_vacant + 1)
+    assert kept(world) == {"bbbb"} or world.pool.num_cached < 4
+    world.pool.release(taken)
+
+
+def test_a_shared_prefix_outlives_its_branches() -> None:
+    world = World(ByValue(), 24)
+    for path in ("aab", "aac", "aad"):
+        table = world.start(path)
+        assert table is not None
+        world.keep("aa", RungKind.DEMAND)
+        world.pool.release(table)
+        world.time += 1
+    world.pool.release(world.pool.take(world.pool.num_vacant + 3))
+    assert world.pool.holds(b"aa") and not any(world.pool.holds(key) for key in (b"aab", b"aac", b"aad"))
+
+
+def test_what_comes_back_is_kept_and_what_does_not_goes() -> None:
+    """Paths that ended with a tool call come back, those that ended the turn do not: the younger of these goes first."""
+    world = World(ByValue(), 400)
+    for i in range(12):
+        name = chr(ord("a") + i)
+        ending = Ending.TOOL_CALL if i % 2 else Ending.END_TURN
+        path = name
+        for _ in range(4 if i % 2 else 1):
+            world.serve(path, ending, before=path[:-1])
+            path += name
+        world.time += 600
+    world.serve("y", Ending.TOOL_CALL)
+    world.serve("z", Ending.END_TURN)
+    returns = world.policy.policy.returns
+    y, z = returns.get(b"y"), returns.get(b"z")
+    assert y is not None and z is not None
+    assert returns.urgency(y, world.time) > returns.urgency(z, world.time)
+
+
+def test_returns_are_learned_by_kind() -> None:
+    """Four of five come back after 3 s: their share; nothing is known of others but what is assumed."""
+    returns = ReturnTimes()
+    assert returns.urgency(returns.remember(b"x", Role.PROMPT, 0, 0.0), 0.0) > 0
+    now = 0.0
+    for i in range(500):
+        boundary = returns.remember(str(i).encode(), Role.PROMPT, 0, now)
+        returns.wait(boundary, now)
+        if i % 5:
+            returns.came_back(boundary, now + 3.0)
+            returns.forget(str(i).encode())
+        now += 3.0
+    returns.advance(now + EDGES[-1])
+    fresh = returns.remember(b"fresh", Role.PROMPT, 0, now)
+    assert returns.urgency(fresh, now) == pytest.approx(0.8 / 10, rel=0.1)
+    guess = returns.remember(b"guess", Role.INTERVAL, 0, now)
+    assert returns.urgency(guess, now) == pytest.approx((1 - (1 - PRIOR[Role.INTERVAL]) ** len(EDGES)) / 10, rel=0.01)
+
+
+def test_an_end_that_is_gone_leaves_its_returns_to_the_checkpoint_below() -> None:
+    world = World(ByValue(), 60)
+    table = world.start("aaa")
+    assert table is not None
+    world.keep("aa")
+    world.keep("aaa")
+    world.pool.release(table)
+    policy = world.policy.policy
+    below, end = policy.returns.get(b"aa"), policy.returns.get(b"aaa")
+    assert below is not None and end is not None
+    alone = policy._urgency(below, world.time)
+    policy._bequeath(end)
+    assert below.lost == [end] and policy._urgency(below, world.time) > alone
+
+
+def steps_of_a_decision(paths: int) -> int:
+    """Lines of Python that ten decisions run with ``paths`` paths in the pool, once what happened before is filed."""
+    world = World(ByValue(), 10 * paths)
+    for i in range(paths):
+        world.serve(chr(200 + i) * 3)
+    world.pool.take(world.pool.num_vacant + 1)
+    lines = 0
+
+    def count(frame: object, event: str, arg: object) -> object:
+        nonlocal lines
+        lines += event == "line"
+        return count
+
+    sys.settrace(count)
+    try:
+        world.pool.take(10)
+    finally:
+        sys.settrace(None)
+    return lines
+
+
+def test_a_decision_does_not_grow_with_the_pool() -> None:
+    few, many = steps_of_a_decision(20), steps_of_a_decision(640)
+    assert many <= 2 * few

@@ -1,0 +1,290 @@
+"""Every eviction policy against its contract, over a real pool with images; hand-worked orders of the baselines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atom.model_engine.block_pool import BlockPool
+from atom.model_engine.eviction import Ending, EvictionPolicy, GuessesFirst, PoolView
+from atom.model_engine.eviction_value import ByValue
+from atom.model_engine.ids import BlockId, BlockKey
+from atom.model_engine.page_unit_checkpoint import PagedStateCheckpointCoordinator
+from atom.model_engine.placement import RungKind
+from atom.model_engine.state_cache import Checkpoint
+from atom.replay.future import NEVER
+from atom.replay.policies import POLICIES, PolicyContext
+from atom.replay.policies.clairvoyant import Clairvoyant
+from atom.replay.policies.marconi import least, tune
+
+PAGES = 40
+IMAGE = 3
+
+
+class Foresight:
+    """Next uses that a test sets; nothing else is ever used."""
+
+    def __init__(self) -> None:
+        self.uses: dict[BlockKey, float] = {}
+
+    def next_use(self, key: BlockKey) -> float:
+        return self.uses.get(key, NEVER)
+
+
+class Checked(EvictionPolicy):
+    """Passes everything on and holds the policy to its contract."""
+
+    def __init__(self, policy: EvictionPolicy) -> None:
+        self.policy = policy
+        self.cached: set[BlockId] = set()
+        self.left: set[Checkpoint] = set()
+
+    def attach(self, pool: PoolView) -> None:
+        self.policy.attach(pool)
+
+    def admitted(self, keys: Sequence[BlockKey], matched: int, cached: int) -> None:
+        self.policy.admitted(keys, matched, cached)
+
+    @property
+    def num_blocks(self) -> int:
+        assert self.policy.num_blocks == len(self.cached)
+        return len(self.cached)
+
+    @property
+    def num_images(self) -> int:
+        assert self.policy.num_images == len(self.left)
+        return len(self.left)
+
+    def add_block(self, block: BlockId) -> None:
+        self.add_blocks((block,), None)
+
+    def add_blocks(self, blocks: Sequence[BlockId], ending: Ending | None) -> None:
+        assert not self.cached & set(blocks)
+        self.cached.update(blocks)
+        self.policy.add_blocks(blocks, ending)
+
+    def remove_block(self, block: BlockId) -> None:
+        self.cached.remove(block)
+        self.policy.remove_block(block)
+
+    def remove_blocks(self, blocks: Sequence[BlockId]) -> None:
+        self.cached.difference_update(blocks)
+        self.policy.remove_blocks(blocks)
+
+    def add_image(self, image: Checkpoint) -> None:
+        self.left.add(image)
+        self.policy.add_image(image)
+
+    def remove_image(self, image: Checkpoint) -> None:
+        self.left.remove(image)
+        self.policy.remove_image(image)
+
+    def pop(self) -> BlockId | Checkpoint:
+        return self.took(self.policy.pop())
+
+    def pop_for_image(self) -> BlockId | Checkpoint:
+        return self.took(self.policy.pop_for_image())
+
+    def took(self, victim: BlockId | Checkpoint) -> BlockId | Checkpoint:
+        """What was added may be popped, nothing else; of checkpoints that go alone, guesses before newest anchors."""
+        if not isinstance(victim, Checkpoint):
+            self.cached.remove(victim)
+            return victim
+        if isinstance(self.policy, ByValue | GuessesFirst) and not victim.is_guess and not victim.superseded:
+            assert not any(image.is_guess or image.superseded for image in self.left)
+        self.left.remove(victim)
+        return victim
+
+    def blocks(self) -> Iterator[BlockId]:
+        assert sorted(self.policy.blocks()) == sorted(self.cached)
+        return iter(list(self.cached))
+
+    def images(self) -> Iterator[Checkpoint]:
+        assert set(self.policy.images()) == self.left
+        return iter(list(self.left))
+
+
+class World:
+    """A pool with images, requests that run in it, and a clock that the test moves."""
+
+    def __init__(self, policy: EvictionPolicy, pages: int = PAGES, image: int = IMAGE) -> None:
+        self.time = 0.0
+        self.policy = Checked(policy)
+        self.images: PagedStateCheckpointCoordinator
+        self.pool = BlockPool(pages, self.orphan, self.policy, lambda: self.time)
+        self.images = PagedStateCheckpointCoordinator(self.pool, image)
+
+    def orphan(self, key: BlockKey) -> None:
+        self.images.orphan(key)
+
+    def start(self, path: str) -> list[BlockId] | None:
+        """A request whose blocks are the letters of ``path``: claims what is resumable, computes the rest."""
+        keys = keys_of(path)
+        matched = self.pool.longest_prefix(keys, len(keys))
+        found = self.images.rightmost(keys, len(matched))
+        missing = len(keys) - found
+        idle = self.pool.num_cached_among(matched[:found])
+        source = self.images.find(keys[found - 1]) if found else None
+        reserved = idle + (IMAGE if source is not None and not source.pins else 0)
+        if self.pool.num_available - reserved < missing:
+            return None
+        self.policy.admitted(keys, len(matched), found)
+        self.pool.claim(matched[:found])
+        if source is not None:
+            self.images.pin(source)
+        table = [*matched[:found], *self.pool.take(missing)]
+        for i in range(found, len(keys)):
+            self.pool.publish(table[i], keys[i], i, keys[i - 1] if i else None)
+        if source is not None:
+            self.images.unpin(source)
+        return table
+
+    def keep(self, path: str, kind: RungKind = RungKind.ANCHOR, before: str = "") -> Checkpoint | None:
+        """A checkpoint at the end of ``path``; ``before``: the path whose anchor it supersedes."""
+        image = self.images.reserve(keys_of(path)[-1], kind)
+        if image is None:
+            return None
+        if not self.pool.holds(image.key):
+            self.images.cancel(image)
+            return None
+        if before:
+            image.predecessor = self.images.find(keys_of(before)[-1])
+        self.images.publish(image)
+        return image
+
+    def serve(self, path: str, ending: Ending | None = None, before: str = "") -> None:
+        """A request from start to end, with its anchor."""
+        table = self.start(path)
+        assert table is not None
+        self.keep(path, before=before)
+        self.time += 1.0
+        self.pool.release(table, ending)
+        self.time += 1.0
+
+    def check(self) -> None:
+        self.pool.check()
+        self.images.check()
+
+
+def keys_of(path: str) -> list[BlockKey]:
+    return [path[: i + 1].encode() for i in range(len(path))]
+
+
+def make(name: str, foresight: Foresight | None = None, pages: int = PAGES) -> EvictionPolicy:
+    return POLICIES[name](PolicyContext(1, pages, IMAGE, 1e4, foresight or Foresight()))  # type: ignore[arg-type]
+
+
+PATHS = st.text("ab", min_size=1, max_size=7)
+EVENTS = st.one_of(
+    st.tuples(st.just("start"), PATHS),
+    st.tuples(st.just("keep"), st.integers(0, 5), st.sampled_from(RungKind)),
+    st.tuples(st.just("end"), st.integers(0, 5), st.sampled_from([None, *Ending])),
+    st.tuples(st.just("wait"), st.sampled_from([0.1, 3.0, 50.0, 4000.0])),
+    st.tuples(st.just("take"), st.integers(1, 9)),
+    st.tuples(st.just("clear")),
+)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@settings(max_examples=60, deadline=None)
+@given(events=st.lists(EVENTS, max_size=50), small=st.booleans())
+def test_every_policy_keeps_its_contract(name: str, events: list[tuple], small: bool) -> None:
+    """What is added may be popped, nothing else; counts are right; room for live work is what the pool says (I5, I6)."""
+    pages = 14 if small else PAGES
+    world = World(make(name, pages=pages), pages)
+    running: list[tuple[str, list[BlockId]]] = []
+    for event in events:
+        if event[0] == "start":
+            table = world.start(event[1])
+            if table is not None:
+                running.append((event[1], table))
+        elif event[0] == "keep" and running:
+            path = running[event[1] % len(running)][0]
+            world.keep(path, event[2], before=path[:-1] if len(path) > 1 else "")
+        elif event[0] == "end" and running:
+            world.pool.release(running.pop(event[1] % len(running))[1], event[2])
+        elif event[0] == "wait":
+            world.time += event[1]
+        elif event[0] == "take" and world.pool.num_available >= event[1]:
+            taken = world.pool.take(event[1])
+            world.pool.release(taken)
+        elif event[0] == "clear":
+            world.pool.clear()
+        world.check()
+    for _, table in running:
+        world.pool.release(table)
+    assert world.pool.num_available == pages
+    world.pool.release(world.pool.take(pages))
+    world.check()
+    assert world.policy.num_blocks == world.policy.num_images == 0
+
+
+def kept(world: World) -> set[str]:
+    return {key.decode() for key in world.images.ready()}
+
+
+def test_lru_gives_up_the_tail_of_the_oldest_path() -> None:
+    """a.. was used first: its deepest page goes, with its image; then the page above it."""
+    world = World(make("lru", pages=14), 14)
+    world.serve("aaaa")
+    world.serve("bbbb")
+    assert (world.pool.num_vacant, kept(world)) == (0, {"aaaa", "bbbb"})
+    world.pool.release(world.pool.take(1))
+    # The image is older than the pages: it was published before they were given back.
+    assert kept(world) == {"bbbb"} and world.pool.num_cached == 8
+
+
+def test_sglang_refreshes_only_the_state_that_is_read() -> None:
+    """28 of 50 pages are full: the budget of 0.9 / 1.9 of 50 holds seven states, and the eighth takes the place of "bb",
+    for "aa" was read since."""
+    world = World(make("sglang", pages=50), 36)
+    for path in ("aa", "bb", "cc", "dd", "ee", "ff", "gg"):
+        world.serve(path)
+    world.serve("aax")
+    assert kept(world) == {"aa", "cc", "dd", "ee", "ff", "gg", "aax"}
+    assert len(world.pool.longest_prefix(keys_of("bb"), 2)) == 2, "its pages stay"
+
+
+def test_sglang_gives_up_kv_from_the_oldest_leaf() -> None:
+    world = World(make("sglang"))
+    world.serve("aab")
+    world.serve("aac")
+    world.serve("dd")
+    world.pool.release(world.pool.take(world.pool.num_vacant + 1))
+    assert not world.pool.holds(b"aab") and world.pool.holds(b"aac")
+
+
+def test_marconi_weighs_recency_and_savings() -> None:
+    """(time, blocks saved, pages): alpha 0 takes the oldest, a large alpha what saves least for its pages."""
+    nodes = [(0.0, 90, 100), (5.0, 10, 100), (10.0, 50, 100)]
+    assert least(nodes, 0.0) == 0
+    # 0 + 0.6; 0.5 + 0.6 * 0.11; 1 + 0.6 * 0.56
+    assert least(nodes, 0.6) == 1
+    assert least(nodes, 4.0) == 1
+
+
+def test_marconi_tunes_alpha_on_its_window() -> None:
+    """A long path that comes back after short ones: the oldest going first would lose it, savings keep it."""
+    long, shorts = tuple(keys_of("l" * 20)), [tuple(keys_of(f"{c}z")) for c in "abcdefgh"]
+    window = [(keys, float(i)) for i, keys in enumerate([long, *shorts, long])]
+    assert tune(window, pool_blocks=34, pages_per_image=3) > 0.0
+
+
+def test_clairvoyant_gives_up_what_is_used_last() -> None:
+    foresight = Foresight()
+    world = World(Clairvoyant(foresight), 14)  # type: ignore[arg-type]
+    world.serve("aaaa")
+    world.serve("bbbb")
+    foresight.uses.update(dict.fromkeys(keys_of("aaaa"), 10.0) | dict.fromkeys(keys_of("bbbb"), 99.0))
+    world.pool.release(world.pool.take(1))
+    assert kept(world) == {"aaaa"}
+
+
+def test_vllm_align_is_one_queue_and_names_its_placement() -> None:
+    from atom.replay.policies import PLACEMENTS
+    from atom.replay.policies.lru import LRU
+
+    assert isinstance(make("vllm-align"), LRU) and PLACEMENTS["vllm-align"] == "prompt+demand"
