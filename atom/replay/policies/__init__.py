@@ -54,16 +54,6 @@ POLICIES: dict[str, PolicyFactory] = {
     "most-recent": lambda context: variants.Sticky(),
 }
 
-PLACEMENTS = {
-    "vllm-align": "prompt+demand",
-    "sglang": "prompt+answer+demand",
-    "marconi": "answer+demand",
-}
-"""What a policy's engine keeps, for ``--placement``; the others say nothing about it.
-
-vLLM's blocks are at least as large as a state besides: ``--block-multiple`` with the geometry's pages per image.
-"""
-
 
 def check_policy(name: str) -> None:
     """Raises ValueError, listing the names there are, if no policy is called ``name``."""
