@@ -283,8 +283,7 @@ def test_clairvoyant_gives_up_what_is_used_last() -> None:
     assert kept(world) == {"aaaa"}
 
 
-def test_vllm_align_is_one_queue_and_names_its_placement() -> None:
-    from atom.replay.policies import PLACEMENTS
+def test_vllm_align_is_one_queue() -> None:
     from atom.replay.policies.lru import LRU
 
-    assert isinstance(make("vllm-align"), LRU) and PLACEMENTS["vllm-align"] == "prompt+demand"
+    assert isinstance(make("vllm-align"), LRU)
