@@ -13,7 +13,7 @@ REQUIREMENTS := pyproject.toml constraints.txt
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_WORKERS)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test test-slow docs clean
+.PHONY: help install demo serve test test-slow docs replay-report clean
 
 help:
 	@echo "make demo       install into .venv, then show what prefix caching saves"
@@ -21,6 +21,7 @@ help:
 	@echo "make test       install what tests need; check style; run the tests"
 	@echo "make test-slow  run the tests that take minutes"
 	@echo "make docs       write docs/configuration.md from the settings"
+	@echo "make replay-report  write the tables of docs/eviction.md; QUICK=1: part of them, in minutes"
 	@echo "make clean      remove .venv and everything that was built"
 
 # An environment whose interpreter is gone, or that was never finished, is made anew.
@@ -64,6 +65,9 @@ test-slow: $(VENV)/.installed-test
 
 docs: $(VENV)/.installed
 	$(BIN)/python scripts/make_config_docs.py
+
+replay-report: $(VENV)/.installed
+	$(BIN)/python scripts/replay_report.py $(if $(QUICK),--quick)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -13,6 +13,7 @@ from atom.utils.units import parse_bytes
 
 SHIPPED_MODEL = str(Path(__file__).parent / "shipped_model")
 FREE_MEMORY_SHARE = 0.25
+MAX_THREADS = 1024
 
 
 def setting(default: Any, help: str, choices: tuple[str, ...] | None = None, metavar: str | None = None) -> Any:
@@ -102,7 +103,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         self._check_types()
-        _require(self.threads >= 0, "threads", self.threads, "use 0 (all cores) or a count")
+        _require(0 <= self.threads <= MAX_THREADS, "threads", self.threads, f"use 0 (all cores) or up to {MAX_THREADS}")
         _require(self.block_size >= 1, "block_size", self.block_size, "use 1 or more, e.g. 64")
         _require(self.max_num_seqs >= 1, "max_num_seqs", self.max_num_seqs, "use 1 or more, e.g. 32")
         _require(
@@ -130,7 +131,7 @@ class EngineConfig:
             "without prefix caching there are no block keys to write; leave one of the two out",
         )
         _require(
-            self.record_trace is None or Path(self.record_trace).parent.is_dir(),
+            self.record_trace is None or _can_be_file(self.record_trace),
             "record_trace",
             self.record_trace,
             "use a file in a folder that exists",
@@ -176,6 +177,10 @@ class EngineConfig:
     def model_name(self) -> str:
         """Name of the model in the API and in block keys."""
         return self.served_model_name or Path(self.model).resolve().name
+
+
+def _can_be_file(path: str) -> bool:
+    return bool(path) and Path(path).parent.is_dir() and not Path(path).is_dir()
 
 
 def _speculative(value: str | dict | None) -> dict[str, object] | None:

@@ -115,8 +115,8 @@ def test_lines_hold_times_lengths_and_keys_and_no_tokens(tmp_path):
 
 def test_a_failure_to_write_ends_the_recording_and_nothing_else(tmp_path, caplog):
     path = tmp_path / "trace.jsonl"
-    path.mkdir()
     config = EngineConfig(model="recording", block_size=4, record_trace=str(path), cache_stats_interval=0)
+    path.mkdir()
     serve(EngineCore(config, RecordingRunner(4, 40, 36, 96, None)), [([1] * 9, 3), ([2] * 9, 3)])
     assert caplog.text.count("recording to") == 1
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from atom.benchmarks.offline_worker import tokens
 from atom.config import SHIPPED_MODEL, EngineConfig
 from atom.model_engine.engine_core import EngineCore
 from atom.model_engine.messages import EngineRequest
@@ -123,14 +124,6 @@ def test_same_tokens(folders, family: str, seed: int) -> None:
 @pytest.mark.parametrize("family", ["shipped", "qwen3_5", "qwen3_5_moe", "qwen3_next", "qwen3"])
 def test_same_tokens_long(folders, family: str, seed: int) -> None:
     compare(folders[family], seed=seed, requests=25)
-
-
-def tokens(seed: int, count: int) -> list[int]:
-    x, out = seed * 7919 + 17, []
-    for _ in range(count):
-        x = (x * 1103515245 + 12345) % 2**31
-        out.append((x >> 8) % 251)
-    return out
 
 
 @pytest.mark.parametrize("backend", ["page", "slot"])

@@ -16,6 +16,7 @@ from atom.model_engine.null_runner import NullRunner
 from atom.model_engine.sizing import INTERIOR_SLOTS, Sizing, size_arenas
 
 LIMIT = 4096
+PLENTY = 1 << 40
 
 
 def layout_of(page: int, slot: int) -> CacheLayout:
@@ -48,11 +49,11 @@ def test_fits_the_budget_or_names_one_that_does(page, slot, budget, length, seqs
         speculative_config={"num_speculative_tokens": drafts} if drafts else None,
     )
     try:
-        sizing = size_arenas(config, layout, LIMIT, free_bytes=0)
+        sizing = size_arenas(config, layout, LIMIT, free_bytes=PLENTY)
     except ConfigError as error:
         works = re.search(r"use (\d+MiB) or more", str(error))
         assert works, error
-        sizing = size_arenas(replace(config, kv_cache_memory=works[1]), layout, LIMIT, free_bytes=0)
+        sizing = size_arenas(replace(config, kv_cache_memory=works[1]), layout, LIMIT, free_bytes=PLENTY)
         budget = int(works[1][:-3]) << 20
     assert sizing.kv_bytes + sizing.state_bytes <= budget
     assert sizing.num_blocks * 64 >= length, "the longest request fits"
@@ -69,13 +70,13 @@ def test_fits_the_budget_or_names_one_that_does(page, slot, budget, length, seqs
 
 def test_ample_memory_is_halved_between_checkpoint_slots_and_pages() -> None:
     config = config_of(kv_cache_memory="1GiB", state_checkpoint_backend="slot")
-    sizing = size_arenas(config, layout_of(64 << 10, 1 << 20), LIMIT, 0)
+    sizing = size_arenas(config, layout_of(64 << 10, 1 << 20), LIMIT, PLENTY)
     assert sizing.num_slots - 4 == pytest.approx((1024 - 4) / 2, abs=1)
     assert sizing.num_blocks == (1024 - sizing.num_slots) * 16
 
 
 def test_ample_memory_is_all_pages_where_images_are_kept_there() -> None:
-    sizing = size_arenas(config_of(kv_cache_memory="1GiB"), layout_of(64 << 10, 1 << 20), LIMIT, 0)
+    sizing = size_arenas(config_of(kv_cache_memory="1GiB"), layout_of(64 << 10, 1 << 20), LIMIT, PLENTY)
     assert sizing.num_slots == 4 + INTERIOR_SLOTS
     assert sizing.num_blocks == (1024 - 4 - INTERIOR_SLOTS) * 16
 
@@ -83,9 +84,9 @@ def test_ample_memory_is_all_pages_where_images_are_kept_there() -> None:
 @pytest.mark.parametrize("backend", ["page", "slot"])
 def test_each_request_has_a_slot_for_each_token_it_may_roll_back(backend: str) -> None:
     settings = {"kv_cache_memory": "1GiB", "state_checkpoint_backend": backend, "enable_prefix_caching": False}
-    plain = size_arenas(config_of(**settings), layout_of(64 << 10, 1 << 20), LIMIT, 0)
+    plain = size_arenas(config_of(**settings), layout_of(64 << 10, 1 << 20), LIMIT, PLENTY)
     config = config_of(**settings, speculative_config={"num_speculative_tokens": 3})
-    sizing = size_arenas(config, layout_of(64 << 10, 1 << 20), LIMIT, 0)
+    sizing = size_arenas(config, layout_of(64 << 10, 1 << 20), LIMIT, PLENTY)
     assert (plain.num_slots, sizing.num_slots) == (4, 16)
     assert plain.num_blocks - sizing.num_blocks == 12 * 16, "paid for by pages"
 
@@ -94,7 +95,7 @@ def test_each_request_has_a_slot_for_each_token_it_may_roll_back(backend: str) -
 @pytest.mark.parametrize("backend", ["page", "slot"])
 def test_nothing_is_set_aside_where_no_state_is_kept(settings: dict, backend: str) -> None:
     config = config_of(kv_cache_memory="1GiB", state_checkpoint_backend=backend, **settings)
-    assert size_arenas(config, layout_of(64 << 10, 1 << 20), LIMIT, 0).num_slots == 4
+    assert size_arenas(config, layout_of(64 << 10, 1 << 20), LIMIT, PLENTY).num_slots == 4
 
 
 def test_default_budget_is_a_share_of_free_memory() -> None:
@@ -158,3 +159,15 @@ def test_more_blocks_than_memory_are_refused_with_a_number_that_fits() -> None:
     works = int(re.search(r"use (\d+) or less", str(caught.value))[1])
     sizing = size_arenas(replace(config, num_kvcache_blocks=works), layout_of(1024, 2048), LIMIT, free_bytes=1 << 20)
     assert sizing.kv_bytes + sizing.state_bytes <= 4 << 20 < sizing.kv_bytes + sizing.state_bytes + 1024
+
+
+def test_more_memory_than_is_free_is_refused_with_what_is() -> None:
+    config = config_of(kv_cache_memory="100TiB")
+    with pytest.raises(
+        ConfigError, match=r"--kv-cache-memory=\d+: 100.00 TiB are asked for and 4.00 GiB are free"
+    ) as caught:
+        size_arenas(config, layout_of(1024, 2048), LIMIT, free_bytes=1 << 30)
+    works = re.search(r"use (\d+MiB) or less", str(caught.value))
+    assert works
+    sizing = size_arenas(replace(config, kv_cache_memory=works[1]), layout_of(1024, 2048), LIMIT, free_bytes=1 << 30)
+    assert sizing.kv_bytes + sizing.state_bytes <= 4 << 30

@@ -34,14 +34,22 @@ class Sizing:
 def size_arenas(config: EngineConfig, layout: CacheLayout, model_limit: int, free_bytes: int) -> Sizing:
     """Divide the budget: slots of running requests first, then checkpoint slots, if they are kept as slots, and pages.
 
-    Checkpoint slots get at most half of the rest and at most one slot a page; images need none. ``model_limit``: longest context of the model in
-    tokens. ``free_bytes``: the budget when the user named none, a FREE_MEMORY_SHARE of what is free. Raises ConfigError where the budget, the number of pages
-    and the longest request do not fit together.
+    Checkpoint slots get at most half of the rest and at most one slot a page; images need none. ``model_limit``: longest
+    context of the model in tokens. ``free_bytes``: the budget when the user named none, a FREE_MEMORY_SHARE of what is
+    free. Raises ConfigError where the budget, the free memory, the number of pages and the longest request do not fit
+    together.
     """
     max_len = model_limit if config.max_model_len is None else config.max_model_len
     if max_len > model_limit:
         raise ConfigError("max_model_len", max_len, f"the model's limit is {model_limit}")
     budget = free_bytes if config.kv_cache_memory is None else int(config.kv_cache_memory)
+    free = int(free_bytes / FREE_MEMORY_SHARE)
+    if config.kv_cache_memory is not None and budget > free:
+        raise ConfigError(
+            "kv_cache_memory",
+            config.kv_cache_memory,
+            f"{format_bytes(budget)} are asked for and {format_bytes(free)} are free; use {free >> 20}MiB or less",
+        )
     page, slot = layout.page_bytes, layout.slot_bytes
     keeps = slot > 0 and config.enable_prefix_caching and config.state_checkpoint_interval_tokens != 0
     live = config.max_num_seqs * (1 + config.num_speculative_tokens) if slot else 0
@@ -63,7 +71,7 @@ def size_arenas(config: EngineConfig, layout: CacheLayout, model_limit: int, fre
         needed = num_blocks * page + (live + checkpoints) * slot
         if config.kv_cache_memory is not None:
             _check_budget(config, needed, budget)
-        elif needed > (free := int(free_bytes / FREE_MEMORY_SHARE)):
+        elif needed > free:
             raise ConfigError(
                 "num_kvcache_blocks",
                 num_blocks,

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from atom.model_engine.eviction import EvictionPolicy, GuessesFirst
-from atom.model_engine.eviction_value import ByValue
 from atom.replay.future import Future
 from atom.replay.policies import variants
 from atom.replay.policies.clairvoyant import Clairvoyant
 from atom.replay.policies.lru import LRU
 from atom.replay.policies.marconi import Marconi
 from atom.replay.policies.sglang import SGLang
+from atom.replay.policies.value import ByValue
 
 
 @dataclass(frozen=True, slots=True)

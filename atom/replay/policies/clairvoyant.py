@@ -5,10 +5,10 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
-from atom.model_engine.eviction_value import ByValue
 from atom.model_engine.ids import BlockId
 from atom.model_engine.state_cache import Checkpoint
 from atom.replay.future import NEVER, Future
+from atom.replay.policies.value import ByValue
 
 
 class Clairvoyant(ByValue):

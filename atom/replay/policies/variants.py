@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from math import inf
 
 from atom.model_engine.eviction import Ending
-from atom.model_engine.eviction_forest import Segment
-from atom.model_engine.eviction_queues import CheckpointQueues
-from atom.model_engine.eviction_returns import Boundary, Role
-from atom.model_engine.eviction_value import ByValue
 from atom.model_engine.ids import BlockId, BlockKey
 from atom.model_engine.state_cache import Checkpoint
 from atom.replay.policies.leaves import Leaves
+from atom.replay.policies.value import ByValue
+from atom.replay.policies.value_forest import Segment
+from atom.replay.policies.value_queues import CheckpointQueues
+from atom.replay.policies.value_returns import Boundary, Role
 
 
 class WeakFirst(ByValue):

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from math import inf
 
 from atom.model_engine.eviction import Ending, EvictionPolicy, PoolView
-from atom.model_engine.eviction_forest import Forest, Segment
-from atom.model_engine.eviction_queues import CheckpointQueues
-from atom.model_engine.eviction_returns import Boundary, Kind, ReturnTimes, Role
 from atom.model_engine.ids import BlockId, BlockKey
 from atom.model_engine.placement import RungKind
 from atom.model_engine.state_cache import Checkpoint
+from atom.replay.policies.value_forest import Forest, Segment
+from atom.replay.policies.value_queues import CheckpointQueues
+from atom.replay.policies.value_returns import Boundary, Kind, ReturnTimes, Role
 
 MOST_OPEN = 4096
 """Requests remembered as running; one that ends without a trace is forgotten when this many came after it."""
@@ -31,7 +31,7 @@ class ByValue(EvictionPolicy):
     checkpoint down to the next checkpoint, branch or live page, which saves as much as it takes; and a checkpoint that may
     go alone, a guess or a superseded anchor, which saves the blocks behind the next one below. A newest anchor goes alone
     only when nothing else is left. What comes back is learned while serving
-    (:class:`~atom.model_engine.eviction_returns.ReturnTimes`). Things that are expected to behave alike wait in one queue
+    (:class:`~atom.replay.policies.value_returns.ReturnTimes`). Things that are expected to behave alike wait in one queue
     by age, and only the heads of queues are compared: O(log n) a decision, O(pages) of C loops for a request's pages.
     """
 

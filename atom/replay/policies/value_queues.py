@@ -6,8 +6,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from math import inf
 
-from atom.model_engine.eviction_returns import Boundary, Kind
 from atom.model_engine.state_cache import Checkpoint
+from atom.replay.policies.value_returns import Boundary, Kind
 
 Queue = OrderedDict[Checkpoint, Boundary]
 

@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from atom.model_engine.eviction import Ending
-from atom.model_engine.eviction_returns import EDGES, PRIOR, ReturnTimes, Role
-from atom.model_engine.eviction_value import ByValue
 from atom.model_engine.placement import RungKind
+from atom.replay.policies.value import ByValue
+from atom.replay.policies.value_returns import EDGES, PRIOR, ReturnTimes, Role
 from tests.test_policies import World, kept
 
 
