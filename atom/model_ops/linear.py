@@ -44,10 +44,11 @@ class Linear(Module):
     def pack(self) -> None:
         """Bring a bfloat16 weight on a CPU into oneDNN's own order, in place of the plain one.
 
-        The results are the same to the bit; without it every product reorders the weight first. Once, after loading.
+        The results are the same to the bit; without it every product reorders the weight first. Once, after loading. Does
+        nothing where oneDNN has no bfloat16 products, as on a CPU without AVX-512.
         """
         plain = self.weight.dtype is not torch.bfloat16 or self.weight.device.type != "cpu"
-        if not plain and torch.backends.mkldnn.is_available():
+        if not plain and torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported():
             self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.data)
             self.weight = None
 

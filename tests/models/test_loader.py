@@ -10,6 +10,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from atom.model_loader.loader import load_model
+from atom.model_ops.linear import Linear
 from atom.model_ops.weights import published_weights
 from tests.models.harness import DENSE, LINEAR, SIZES, make_reference, save
 
@@ -108,6 +109,15 @@ def test_dtypes(folders, dtype):
             assert param.dtype == torch.float32, name
     rows = torch.zeros(1, 64, dtype=wanted)
     assert model.compute_logits(rows).dtype == torch.float32
+
+
+def test_bfloat16_without_onednn_s_products(folders, monkeypatch):
+    packed = load_model(folders["qwen3_5_moe"], "bfloat16")
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    plain = load_model(folders["qwen3_5_moe"], "bfloat16")
+    assert all(module.packed is None for module in plain.modules() if isinstance(module, Linear))
+    rows = torch.randn(3, 64).to(torch.bfloat16)
+    torch.testing.assert_close(plain.compute_logits(rows), packed.compute_logits(rows), rtol=2e-2, atol=2e-2)
 
 
 def test_auto_dtype_is_the_configuration_s(copy_of):
