@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 _SENTENCEPIECE_SPACE = "\u2581"
+_TOOL_CALL = re.compile("tool[_\u2581]call|python_tag", re.IGNORECASE)
 
 
 def check_unicode(name: str, text: str) -> None:
@@ -23,7 +25,8 @@ class Tokenizer:
     """Text to token ids and back. Encoding and decoding may run in several threads at once.
 
     ``vocab_size`` counts the tokenizer's own tokens; the model's embedding may have more rows.
-    ``eos_token_ids`` end a text; ``special_token_ids`` are the ones that ``skip_special_tokens`` leaves out.
+    ``eos_token_ids`` end a text; ``special_token_ids`` are the ones that ``skip_special_tokens`` leaves out;
+    ``tool_call_token_ids`` are those that an answer has only around a tool call.
     Raises ``ValueError`` if the folder holds no tokenizer.
     """
 
@@ -47,6 +50,11 @@ class Tokenizer:
             token for token, added in self._hf.added_tokens_decoder.items() if added.special
         )
         self.eos_token_ids: list[int] = self._read_eos_token_ids()
+        self.tool_call_token_ids: list[int] = [
+            token
+            for token, added in self._hf.added_tokens_decoder.items()
+            if _TOOL_CALL.search(added.content) is not None
+        ]
         self._token_texts: dict[int, str] = {}
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:

@@ -84,6 +84,11 @@ def test_max_tokens_is_cut_to_the_context(prepare):
     assert prepare([1] * 60, max_tokens=None, min_tokens=50).params.min_tokens == 4
 
 
+def test_continuations_know_the_tokens_of_tool_calls(prepare, tokenizer, monkeypatch):
+    monkeypatch.setattr(tokenizer, "tool_call_token_ids", [7])
+    assert [child.tool_call_token_ids for child in prepare([1], n=2).children()] == [[7], [7]]
+
+
 def test_continuations_differ_by_id_and_seed(prepare):
     children = prepare([1], n=3, seed=2**63 - 2, stop=["x"]).children()
     assert [child.request_id for child in children] == ["r#0", "r#1", "r#2"]

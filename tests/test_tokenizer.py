@@ -4,6 +4,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from tokenizers import AddedToken
+from transformers import AutoTokenizer
 
 from atom.tokenizer import Tokenizer
 from tests.tiny_tokenizer import VOCAB_SIZE, save_byte_fallback_tokenizer, save_tokenizer
@@ -64,6 +66,16 @@ def test_eos_comes_from_the_generation_config_first(tmp_path):
     assert Tokenizer(folder).eos_token_ids == [IM_END]
     (folder / "config.json").write_text(json.dumps({"model_type": "qwen3", "text_config": {"eos_token_id": 256}}))
     assert Tokenizer(folder).eos_token_ids == [IM_END, 256]
+
+
+def test_tokens_that_stand_around_a_tool_call(tmp_path):
+    folder = save_tokenizer(tmp_path)
+    tokens = ["<tool_call>", "</tool_call>", "<tool_response>", "<|tool_calls_section_begin|>", "<think>"]
+    hf = AutoTokenizer.from_pretrained(folder)
+    hf.add_tokens([AddedToken(token, special=False) for token in tokens])
+    hf.save_pretrained(folder)
+    tokenizer = Tokenizer(folder)
+    assert [tokenizer.token_text(token) for token in tokenizer.tool_call_token_ids] == [*tokens[:2], tokens[3]]
 
 
 def test_a_folder_without_a_tokenizer_is_named(tmp_path):

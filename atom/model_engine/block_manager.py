@@ -8,6 +8,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from enum import Enum
 
+from atom.model_engine.answer_reuse import AnswerReuse
 from atom.model_engine.block_pool import BlockPool
 from atom.model_engine.cache_stats import CacheStats
 from atom.model_engine.ids import BlockId, BlockKey
@@ -89,6 +90,7 @@ class BlockManager:
         self.placement = placement
         self.enabled = enabled
         self.stats = CacheStats()
+        self.answers = AnswerReuse()
         self._gates: tuple[ResumeGate, ...] = ()
         if states is not None:
             pool.on_evict = states.cache.orphan
@@ -156,6 +158,7 @@ class BlockManager:
         first = seq.num_cached_tokens is None
         if first:
             self.pool.policy.admitted(seq.block_keys, hit.matched, hit.cached)
+            self.answers.admitted(seq.block_keys)
         self.pool.claim(hit.blocks)
         if hit.source is not None:
             assert self.states is not None
@@ -261,9 +264,12 @@ class BlockManager:
                 self.states.fill(seq, rung)
 
     def commit_answer(self, seq: Sequence, num_computed: int) -> None:
-        """Like :meth:`commit` for decoded tokens; a boundary that the state stands at is kept for the next turn."""
+        """Like :meth:`commit` for decoded tokens; a boundary that the state stands at is kept for the next turn,
+        unless next turns hardly ever hold answers as they were (:class:`~atom.model_engine.answer_reuse.AnswerReuse`).
+        """
         self.commit(seq, num_computed)
-        if self.keeps_states and self.placement.answers and num_computed % self.block_size == 0:
+        wanted = self.keeps_states and self.placement.answers and self.answers.pays
+        if wanted and num_computed % self.block_size == 0:
             assert self.states is not None
             key = seq.block_keys[num_computed // self.block_size - 1]
             self.states.keep_answer(seq, key, num_computed)
@@ -281,7 +287,10 @@ class BlockManager:
 
     def release(self, seq: Sequence) -> None:
         """Give back every page and slot of ``seq``, which then has nothing computed. O(blocks)."""
-        self.pool.release(seq.block_table, seq.ending if seq.is_finished else None)
+        if seq.is_finished:
+            prompt = resumable_limit(seq.num_prompt_tokens, self.block_size) // self.block_size
+            self.answers.ended(seq.block_keys, prompt, seq.num_published_blocks)
+        self.pool.release(seq.block_table, seq.ending)
         seq.block_table = []
         if self.states is not None:
             self.states.end(seq)

@@ -177,7 +177,16 @@ class EngineCore:
             raise ValueError(f"token ids must be from 0 to {self.runner.vocab_size - 1}")
         request.params.check_vocabulary(self.runner.vocab_size)
         root = self.block_manager.hasher.root(request.cache_salt, request.adapter)
-        seq = Sequence(request.request_id, prompt, request.params, limit, request.eos_token_ids, root, request.counted)
+        seq = Sequence(
+            request.request_id,
+            prompt,
+            request.params,
+            limit,
+            request.eos_token_ids,
+            root,
+            request.counted,
+            request.tool_call_token_ids,
+        )
         self.scheduler.add(seq)
         if self.recorder is not None:
             self.recorder.arrived(seq)

@@ -10,7 +10,7 @@ from atom.sampling_params import SamplingParams
 class EngineRequest(msgspec.Struct):
     """One continuation to compute; a front end turns ``n`` continuations into n of these.
 
-    ``eos_token_ids`` end the text unless ``params.ignore_eos``. ``cache_salt`` and ``adapter`` go into the root of the
+    An answer with one of ``tool_call_token_ids`` calls a tool. ``eos_token_ids`` end the text unless ``params.ignore_eos``. ``cache_salt`` and ``adapter`` go into the root of the
     block keys, so equal prompts of different tenants or adapters share nothing. ``counted``: False for all but the first
     continuation of a prompt, which statistics count once.
     """
@@ -19,6 +19,7 @@ class EngineRequest(msgspec.Struct):
     prompt_token_ids: list[int]
     params: SamplingParams
     eos_token_ids: list[int] = []
+    tool_call_token_ids: list[int] = []
     cache_salt: str | None = None
     adapter: str | None = None
     counted: bool = True

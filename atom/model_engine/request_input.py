@@ -23,6 +23,7 @@ class TextEncoder(Protocol):
     """What preparing a request needs of a tokenizer."""
 
     eos_token_ids: list[int]
+    tool_call_token_ids: list[int]
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
 
@@ -36,6 +37,7 @@ class PreparedRequest:
     prompt_token_ids: list[int]
     params: SamplingParams
     eos_token_ids: list[int]
+    tool_call_token_ids: Sequence[int] = ()
     cache_salt: str | None = None
     adapter: str | None = None
 
@@ -53,6 +55,7 @@ class PreparedRequest:
                 prompt_token_ids=self.prompt_token_ids,
                 params=msgspec.structs.replace(self.params, n=1, stop=[], seed=_child_seed(self.params.seed, index)),
                 eos_token_ids=self.eos_token_ids,
+                tool_call_token_ids=list(self.tool_call_token_ids),
                 cache_salt=self.cache_salt,
                 adapter=self.adapter,
                 counted=index == 0,
@@ -105,7 +108,14 @@ def prepare_request(
     max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
     params = msgspec.structs.replace(params, max_tokens=max_tokens, min_tokens=min(params.min_tokens, max_tokens))
     return PreparedRequest(
-        request_id, text, token_ids, params, tokenizer.eos_token_ids, cache_salt=cache_salt or salt, adapter=adapter
+        request_id,
+        text,
+        token_ids,
+        params,
+        tokenizer.eos_token_ids,
+        tokenizer.tool_call_token_ids,
+        cache_salt=cache_salt or salt,
+        adapter=adapter,
     )
 
 

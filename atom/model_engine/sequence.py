@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceOf
 from typing import TYPE_CHECKING
 
+from atom.model_engine.eviction import Ending
 from atom.model_engine.ids import BlockId, BlockKey, SlotId
 from atom.model_engine.state_cache import Checkpoint
 from atom.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from atom.model_engine.block_manager import Hit
-    from atom.model_engine.eviction import Ending
 
 
 class Sequence:
@@ -23,16 +23,16 @@ class Sequence:
     ``counted``: whether statistics count its prompt. ``reading``: the checkpoint whose slot the next forward reads in place of ``state_slots[0]``. ``last_anchor``: the
     latest anchor on this path; ``answer_anchor``: the one kept for the answer so far. ``hit``: what the first
     admission found. ``demand``: the boundary that the
-    request was refused at and keeps for the next one. ``ending``: how its answer ends, where somebody says so.
+    request was refused at and keeps for the next one. ``ending``: how its answer ended. ``tool_call_ids``: tokens that only an answer with a tool call has.
     """
 
     __slots__ = (
+        "_ending",
         "answer_anchor",
         "block_keys",
         "block_table",
         "counted",
         "demand",
-        "ending",
         "hit",
         "key_root",
         "last_anchor",
@@ -47,6 +47,7 @@ class Sequence:
         "state_slots",
         "stop_ids",
         "token_ids",
+        "tool_call_ids",
     )
 
     def __init__(
@@ -58,6 +59,7 @@ class Sequence:
         eos_token_ids: SequenceOf[int] = (),
         key_root: BlockKey = b"",
         counted: bool = True,
+        tool_call_ids: SequenceOf[int] = (),
     ) -> None:
         self.request_id = request_id
         self.params = params
@@ -81,7 +83,8 @@ class Sequence:
         self.last_anchor: Checkpoint | None = None
         self.answer_anchor: Checkpoint | None = None
         self.demand: int | None = None
-        self.ending: Ending | None = None
+        self.tool_call_ids = frozenset(tool_call_ids)
+        self._ending: Ending | None = None
         self.hit: Hit | None = None
 
     @property
@@ -95,6 +98,22 @@ class Sequence:
     @property
     def output_token_ids(self) -> list[int]:
         return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def ending(self) -> Ending | None:
+        """As it was set, else a tool call or the end of a turn, as the tokens say; None for an answer that goes on or was cut
+        short. O(answer)."""
+        if not self.is_finished:
+            return None
+        if self._ending is not None:
+            return self._ending
+        if not self.tool_call_ids.isdisjoint(self.output_token_ids):
+            return Ending.TOOL_CALL
+        return Ending.END_TURN if self.token_ids[-1] in self.stop_ids else None
+
+    @ending.setter
+    def ending(self, ending: Ending | None) -> None:
+        self._ending = ending
 
     @property
     def is_finished(self) -> bool:

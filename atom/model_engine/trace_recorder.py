@@ -17,7 +17,7 @@ class TraceRecorder:
 
     ``t``, ``end``: seconds from the recorder's start to the request's arrival and end. ``in``, ``out``: tokens of prompt
     and answer. ``cached``: tokens resumed at the first admission. ``keys``: hex keys of the full blocks of prompt and
-    answer. ``stop``: how it ended. Requests that were never admitted leave no line. The file is made, or emptied, when
+    answer. ``stop``: tool_call or end_turn, else the finish reason. Requests that were never admitted leave no line. The file is made, or emptied, when
     the first request arrives. A failure to write ends the recording and nothing else.
     """
 
@@ -46,7 +46,7 @@ class TraceRecorder:
                     "in": seq.num_prompt_tokens,
                     "out": seq.num_output_tokens,
                     "cached": seq.num_cached_tokens,
-                    "stop": reason,
+                    "stop": seq.ending.value if seq.ending is not None else reason,
                     "keys": [key.hex() for key in seq.block_keys],
                 }
             )

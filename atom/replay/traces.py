@@ -18,7 +18,7 @@ from atom.replay.trace import Trace, TraceRequest, number_keys
 MOONCAKE_BLOCK = 512
 DEFAULT_BLOCK = 64
 RECORDED = "atom_trace"
-ENDINGS = {"tool_use": Ending.TOOL_CALL, "tool_calls": Ending.TOOL_CALL, "end_turn": Ending.END_TURN}
+ENDINGS = {ending.value: ending for ending in Ending} | {"tool_use": Ending.TOOL_CALL, "tool_calls": Ending.TOOL_CALL}
 
 Encode = Callable[[str], list[int]]
 Lines = Iterator[tuple[int, dict[str, Any]]]
