@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from atom.model_engine.block_pool import BlockPool
 from atom.model_engine.eviction import Ending, EvictionPolicy, GuessesFirst, PoolView
+from atom.model_engine.eviction_value import ByValue
 from atom.model_engine.ids import BlockId, BlockKey
 from atom.model_engine.page_unit_checkpoint import PagedStateCheckpointCoordinator
 from atom.model_engine.placement import RungKind
@@ -18,7 +19,6 @@ from atom.replay.future import NEVER
 from atom.replay.policies import POLICIES, PolicyContext
 from atom.replay.policies.clairvoyant import Clairvoyant
 from atom.replay.policies.marconi import least, tune
-from atom.replay.policies.value import ByValue
 
 PAGES = 40
 IMAGE = 3

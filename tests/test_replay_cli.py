@@ -66,7 +66,7 @@ def test_table_and_explanation(trace, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--policy", "best"), "--policy=best: use one of default, value, lru"),
+        (("--policy", "best"), "--policy=best: use one of default, guesses-first, lru"),
         (("--placement", "everywhere"), "--placement=everywhere: use default"),
         (("--sweep", "seats=1"), "--sweep=seats=1: use e.g. pool="),
         (("--pool-tokens", "many"), "--pool-tokens=many: use a number of tokens"),

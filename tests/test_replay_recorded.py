@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from atom.config import SHIPPED_MODEL, ConfigError, EngineConfig
+from atom.model_engine import trace_recorder
 from atom.model_engine.cache_stats import cache_stats_line
 from atom.model_engine.engine_core import EngineCore
 from atom.model_engine.messages import EngineRequest
-from atom.replay.cost_model import CostModel
+from atom.model_engine.step_plan import StepPlan, StepResult
+from atom.replay.cost_model import NS, CostModel
 from atom.replay.geometry import Geometry
 from atom.replay.simulate import ReplaySettings, replay
 from atom.replay.trace import prepare
@@ -25,9 +27,31 @@ FAST = CostModel(prefill_rate=1e12, decode_step=1e-9, restore_rate=1e18)
 """Faster than any real run, so that requests that came one after the other do so again."""
 
 
-def serve(core: EngineCore, prompts: list[tuple[list[int], int]]) -> None:
+class Clock:
+    """Ticks a second with each request and, as the replay does, a nanosecond with each step."""
+
+    def __init__(self) -> None:
+        self.nanoseconds = 0
+
+    def monotonic(self) -> float:
+        return self.nanoseconds / NS
+
+
+class ClockedRunner(RecordingRunner):
+    """Moves the clock while the forward runs."""
+
+    clock: Clock
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self.clock.nanoseconds += FAST.step_ns(plan, self.geometry.image_bytes)
+        return super().execute(plan)
+
+
+def serve(core: EngineCore, prompts: list[tuple[list[int], int]], clock: Clock | None = None) -> None:
     for number, (prompt, count) in enumerate(prompts):
         params = SamplingParams(max_tokens=count, temperature=0, ignore_eos=True)
+        if clock is not None:
+            clock.nanoseconds = (clock.nanoseconds // NS + 1) * NS
         core.add_request(EngineRequest(str(number), prompt, params))
         while core.has_unfinished():
             core.step()
@@ -52,7 +76,9 @@ def replay_of(core: EngineCore, path: Path):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_cache_stats_equal_those_of_the_replay(tmp_path, seed):
+def test_cache_stats_equal_those_of_the_replay(tmp_path, seed, monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(trace_recorder, "time", clock)
     rng = random.Random(seed)
     path, size = tmp_path / "trace.jsonl", 4
     config = EngineConfig(
@@ -64,11 +90,14 @@ def test_cache_stats_equal_those_of_the_replay(tmp_path, seed):
         record_trace=str(path),
         cache_stats_interval=0,
     )
-    core = EngineCore(config, RecordingRunner(size, 40, 2 + 4, 96, interior_grid=size))
+    runner = ClockedRunner(size, 40, 2 + 4, 96, interior_grid=size)
+    runner.clock = clock
+    core = EngineCore(config, runner)
+    core.block_manager.pool.now = clock.monotonic
     prompts: list[tuple[list[int], int]] = []
     for _ in range(60):
         prompts.append((random_prompt(rng, [prompt for prompt, _ in prompts], 70), rng.randrange(1, 20)))
-    serve(core, prompts)
+    serve(core, prompts, clock)
     result = replay_of(core, path)
     assert result.stats.as_dict() == core.block_manager.stats.as_dict()
     assert cache_stats_line(result.stats) == core.cache_stats_lines()[0]

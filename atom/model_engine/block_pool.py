@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from atom.model_engine.eviction import Ending, EvictionPolicy, GuessesFirst
+from atom.model_engine.eviction import Ending, EvictionPolicy
+from atom.model_engine.eviction_value import ByValue
 from atom.model_engine.ids import BlockId, BlockKey
 from atom.model_engine.state_cache import Checkpoint
 
@@ -28,7 +29,7 @@ class BlockPool:
     ) -> None:
         self.num_blocks = num_blocks
         self.on_evict = on_evict
-        self.policy: EvictionPolicy = policy or GuessesFirst()
+        self.policy: EvictionPolicy = policy or ByValue()
         self.now = clock
         # Set by whoever keeps images here: how many pages each takes, and how one is given up.
         self.pages_per_image = 0

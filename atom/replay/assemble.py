@@ -68,11 +68,18 @@ class TraceKeys(PrefixHasher):
 
 
 class WatchedImages(PagedStateCheckpointCoordinator):
-    """Remembers which boundaries ever had a checkpoint, to tell what was lost to eviction from what was never kept."""
+    """Remembers which boundaries ever had a checkpoint, to tell what was lost to eviction from what was never kept.
+
+    ``kept``, ``used``: checkpoints by the kind they were kept as, and those of them that were resumed from at least once.
+    An answer's that moved on does not count.
+    """
 
     def __init__(self, pool: BlockPool, pages_per_image: int) -> None:
         super().__init__(pool, pages_per_image)
         self.ever_kept: set[BlockKey] = set()
+        self.kept = dict.fromkeys(RungKind, 0)
+        self.used = dict.fromkeys(RungKind, 0)
+        self._unused: dict[Checkpoint, RungKind] = {}
 
     def reserve(self, key: BlockKey, kind: RungKind, replace: Checkpoint | None = None) -> Checkpoint | None:
         replaceable = replace is not None and replace.status is CheckpointStatus.READY
@@ -80,11 +87,29 @@ class WatchedImages(PagedStateCheckpointCoordinator):
         if replace is not None and replaceable and replace.status is CheckpointStatus.GONE:
             # An answer's checkpoint that moved on was not lost: it is kept at one place, the last one.
             self.ever_kept.discard(replace.key)
+            moved = self._unused.pop(replace, None)
+            if moved is not None:
+                self.kept[moved] -= 1
         return place
 
     def publish(self, checkpoint: Checkpoint) -> None:
         super().publish(checkpoint)
         self.ever_kept.add(checkpoint.key)
+        self.kept[checkpoint.kind] += 1
+        self._unused[checkpoint] = checkpoint.kind
+
+    def pin(self, checkpoint: Checkpoint) -> None:
+        super().pin(checkpoint)
+        self._use(checkpoint)
+
+    def use_up(self, checkpoint: Checkpoint) -> None:
+        super().use_up(checkpoint)
+        self._use(checkpoint)
+
+    def _use(self, checkpoint: Checkpoint) -> None:
+        kind = self._unused.pop(checkpoint, None)
+        if kind is not None:
+            self.used[kind] += 1
 
 
 @dataclass(frozen=True, slots=True)

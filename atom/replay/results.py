@@ -44,7 +44,8 @@ class Sample:
 class Replay:
     """The outcome of every request and the engine's own counters.
 
-    ``ideal_stride``: trace blocks in an engine block. ``seconds``: virtual time. ``images_resident``: at the end.
+    ``ideal_stride``: trace blocks in an engine block. ``kept``, ``used``: checkpoints by kind, and those of them that were
+    resumed from at least once. ``seconds``: virtual time. ``images_resident``: at the end.
     """
 
     trace: str
@@ -58,6 +59,8 @@ class Replay:
     steps: int = 0
     preemptions: int = 0
     images_resident: int = 0
+    kept: dict[RungKind, int] = field(default_factory=dict)
+    used: dict[RungKind, int] = field(default_factory=dict)
     outcomes: list[Outcome] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     stats: CacheStats = field(default_factory=CacheStats)
@@ -123,6 +126,8 @@ class Replay:
             "checkpoints_orphaned": self.fates.orphaned,
             "checkpoints_dropped": self.fates.dropped,
             "read_back": {kind.value: count for kind, count in self.fates.read_back.items()},
+            "kept_by_kind": {kind.value: count for kind, count in self.kept.items()},
+            "used_by_kind": {kind.value: count for kind, count in self.used.items()},
             "images_resident": self.images_resident,
             "ttft_p50": quantile(waits, 0.5),
             "ttft_p90": quantile(waits, 0.9),

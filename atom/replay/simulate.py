@@ -237,5 +237,6 @@ class _Simulation:
         result.samples = self.timeline.samples
         if self.engine.images is not None:
             result.fates = self.engine.images.fates
+            result.kept, result.used = self.engine.images.kept, self.engine.images.used
             result.images_resident = self.engine.images.num_checkpoints
         return result

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from atom.model_engine.eviction import EvictionPolicy, GuessesFirst
+from atom.model_engine.eviction_value import ByValue
 from atom.replay.future import Future
 from atom.replay.policies import variants
 from atom.replay.policies.clairvoyant import Clairvoyant
 from atom.replay.policies.lru import LRU
 from atom.replay.policies.marconi import Marconi
 from atom.replay.policies.sglang import SGLang
-from atom.replay.policies.value import ByValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,8 @@ class PolicyContext:
 PolicyFactory = Callable[[PolicyContext], EvictionPolicy]
 
 POLICIES: dict[str, PolicyFactory] = {
-    "default": lambda context: GuessesFirst(),
-    "value": lambda context: ByValue(),
+    "default": lambda context: ByValue(),
+    "guesses-first": lambda context: GuessesFirst(),
     "lru": lambda context: LRU(),
     "vllm-align": lambda context: LRU(),
     "sglang": lambda context: SGLang(context.pool_blocks),
@@ -47,7 +47,10 @@ POLICIES: dict[str, PolicyFactory] = {
     "value-superlinear": lambda context: variants.Superlinear(),
     "value-no-ending": lambda context: variants.NoEnding(),
     "value-one-queue": lambda context: variants.OneQueue(),
+    "value-together": lambda context: variants.Together(),
     "value-no-heirs": lambda context: variants.NoHeirs(),
+    "value-sum-of-heirs": lambda context: variants.SumOfHeirs(),
+    "value-one-pace": lambda context: variants.OnePace(),
     "value-recent": lambda context: variants.Recent(),
     "value-patient": lambda context: variants.Patient(),
     "value-frequent": lambda context: variants.Frequent(),

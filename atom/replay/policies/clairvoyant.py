@@ -5,14 +5,14 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
+from atom.model_engine.eviction_value import ByValue
 from atom.model_engine.ids import BlockId
 from atom.model_engine.state_cache import Checkpoint
 from atom.replay.future import NEVER, Future
-from atom.replay.policies.value import ByValue
 
 
 class Clairvoyant(ByValue):
-    """Units and lone checkpoints as `value` sees them, in the order of their next use, the furthest first.
+    """Units and lone checkpoints as `default` sees them, in the order of their next use, the furthest first.
 
     A checkpoint is next used when its block is, unless the request then uses the next checkpoint above it, too. A strong
     heuristic, not a proven optimum: it does not weigh how much is saved.

@@ -6,9 +6,9 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
 from atom.model_engine.eviction import Ending, EvictionPolicy, PoolView
+from atom.model_engine.eviction_forest import Forest, Segment
 from atom.model_engine.ids import BlockId
 from atom.model_engine.state_cache import Checkpoint
-from atom.replay.policies.value_forest import Forest, Segment
 
 
 class Leaves(EvictionPolicy):

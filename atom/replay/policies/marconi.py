@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from atom.model_engine.eviction_forest import Segment
 from atom.model_engine.ids import BlockId, BlockKey
 from atom.model_engine.state_cache import Checkpoint
 from atom.replay.policies.leaves import Leaves
-from atom.replay.policies.value_forest import Segment
 
 BOOTSTRAP = 200
 """Admissions of the window that alpha is tuned on."""

@@ -1,4 +1,4 @@
-"""Variants of the policy ``value``, kept to be measured beside it."""
+"""Variants of the policy ``default``, kept to be measured beside it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from math import inf
 
 from atom.model_engine.eviction import Ending
+from atom.model_engine.eviction_forest import Segment
+from atom.model_engine.eviction_queues import CheckpointQueues
+from atom.model_engine.eviction_returns import SHORTEST_WAIT, Boundary, ReturnTimes, Role
+from atom.model_engine.eviction_value import ByValue
 from atom.model_engine.ids import BlockId, BlockKey
 from atom.model_engine.state_cache import Checkpoint
 from atom.replay.policies.leaves import Leaves
-from atom.replay.policies.value import ByValue
-from atom.replay.policies.value_forest import Segment
-from atom.replay.policies.value_queues import CheckpointQueues
-from atom.replay.policies.value_returns import Boundary, Role
 
 
 class WeakFirst(ByValue):
@@ -71,6 +71,19 @@ class OneQueue(ByValue):
         self.queues = _OneSize()
 
 
+class _Together(CheckpointQueues):
+    def may_go_alone(self, image: Checkpoint, boundary: Boundary) -> bool:
+        return image.superseded or image.is_guess
+
+
+class Together(ByValue):
+    """The end of an answer does not go alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queues = _Together()
+
+
 class NoHeirs(ByValue):
     """A checkpoint that is given up leaves its returns to nobody."""
 
@@ -78,11 +91,34 @@ class NoHeirs(ByValue):
         pass
 
 
+class SumOfHeirs(ByValue):
+    """Each of the ends that fall back on a checkpoint counts, and not the most urgent alone."""
+
+    def _urgency(self, boundary: Boundary, now: float) -> float:
+        urgency = self.returns.urgency
+        lost = sum(urgency(end, now) for end in boundary.lost if end.role is not Role.OLDER)
+        return urgency(boundary, now) + lost
+
+
+class _OnePace(ReturnTimes):
+    def wait(self, boundary: Boundary, now: float) -> None:
+        boundary.gap = SHORTEST_WAIT
+        super().wait(boundary, now)
+
+
+class OnePace(ByValue):
+    """How often a shared boundary is resumed at does not count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.returns = _OnePace()
+
+
 class Recent(ByValue):
     """Nothing is learned: every kind comes back alike, the sooner the shorter it has waited."""
 
     def _urgency(self, boundary: Boundary, now: float) -> float:
-        return (1 + len(boundary.lost)) / (max(now - boundary.since, 0.0) + 10.0)
+        return 1 / (max(now - boundary.since, 0.0) + 10.0)
 
 
 class Patient(ByValue):

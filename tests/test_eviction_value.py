@@ -1,4 +1,4 @@
-"""The order of ``value``, worked by hand, and what a decision costs."""
+"""The order of ByValue, worked by hand, and what a decision costs."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from atom.model_engine.eviction import Ending
+from atom.model_engine.eviction_returns import EDGES, PRIOR, SHORTEST_WAITS, ReturnTimes, Role
+from atom.model_engine.eviction_value import MOST_HEIRS, ByValue
 from atom.model_engine.placement import RungKind
-from atom.replay.policies.value import ByValue
-from atom.replay.policies.value_returns import EDGES, PRIOR, ReturnTimes, Role
 from tests.test_policies import World, kept
 
 
@@ -36,6 +36,22 @@ def test_a_superseded_anchor_and_a_guess_go_before_pages_that_can_be_resumed() -
     assert len(kept(world)) == 2 and "aaaaa" in kept(world)
     world.pool.release(world.pool.take(4))
     assert kept(world) == {"aaaaa"} and world.pool.num_cached == 5
+
+
+def test_an_answer_s_end_that_saves_less_than_it_takes_goes_before_a_path() -> None:
+    """It saves one block over its prompt's end, for three pages; the older path's end saves four for seven."""
+    world = World(ByValue(), 18)
+    world.serve("bbbb")
+    table = world.start("aaaa")
+    assert table is not None
+    world.keep("aaaa")
+    (page,) = world.pool.take(1)
+    world.pool.publish(page, b"aaaab", 4, b"aaaa")
+    world.keep("aaaab")
+    world.pool.release([*table, page])
+    assert world.pool.num_vacant == 0
+    world.pool.take(1)
+    assert kept(world) == {"bbbb", "aaaa"}
 
 
 def test_a_path_goes_as_a_unit() -> None:
@@ -110,9 +126,70 @@ def test_an_end_that_is_gone_leaves_its_returns_to_the_checkpoint_below() -> Non
     policy = world.policy.policy
     below, end = policy.returns.get(b"aa"), policy.returns.get(b"aaa")
     assert below is not None and end is not None
+    policy.returns.wait(below, world.time - 100)
     alone = policy._urgency(below, world.time)
     policy._bequeath(end)
-    assert below.lost == [end] and policy._urgency(below, world.time) > alone
+    assert below.lost == [end] and policy._urgency(below, world.time) == policy._urgency(end, world.time) > alone
+
+
+def test_a_shared_prefix_stands_in_for_a_few_ends_and_not_for_all() -> None:
+    world = World(ByValue(), 400)
+    policy, ends = world.policy.policy, []
+    for i in range(3 * MOST_HEIRS):
+        path = "aab" + chr(300 + i)
+        table = world.start(path)
+        assert table is not None
+        world.keep("a")
+        world.keep(path)
+        world.pool.release(table)
+        end = policy.returns.get(path.encode())
+        assert end is not None
+        ends.append(end)
+        policy._bequeath(end)
+    root = policy.returns.get(b"a")
+    assert root is not None and root.lost == ends[: -MOST_HEIRS - 1 : -1]
+
+
+def test_what_many_resume_at_is_expected_sooner_than_what_one_does() -> None:
+    times = ReturnTimes()
+    shared = times.remember(b"shared", Role.DEMAND, 0, 0.0)
+    now = 0.0
+    for _ in range(20):
+        times.wait(shared, now)
+        now += 0.25
+        times.came_back(shared, now)
+    times.wait(shared, now)
+    assert SHORTEST_WAITS[shared.pace] == SHORTEST_WAITS[0] / 64
+    alone = times.remember(b"alone", Role.DEMAND, shared.returns, now)
+    times.wait(alone, now)
+    assert alone.kind == shared.kind and times.urgency(shared, now) == 64 * times.urgency(alone, now)
+
+
+def test_who_branches_off_a_shared_prefix_begins_a_path_of_its_own() -> None:
+    world = World(ByValue(), 60)
+    world.serve("aab")
+    policy = world.policy.policy
+    for path in ("aabc", "aabcd"):
+        world.serve(path)
+    assert policy.returns.get(b"aabcd").returns == 2
+    shared = policy.returns.get(b"aab")
+    shared.role = Role.DEMAND
+    world.serve("aabx")
+    assert policy.returns.get(b"aabx").returns == 0
+
+
+def test_in_need_the_newest_anchor_goes_before_a_prefix_that_many_resume_at() -> None:
+    world = World(ByValue(), 60)
+    policy = world.policy.policy
+    world.start("ab")
+    root = world.keep("a", RungKind.DEMAND)
+    end = world.keep("ab")
+    boundary = policy.returns.get(b"a")
+    for _ in range(20):
+        policy.returns.came_back(boundary, world.time + 0.25)
+        policy.returns.wait(boundary, world.time)
+    policy.queues.file(root, boundary)
+    assert policy.pop() is end and policy.pop() is root
 
 
 def steps_of_a_decision(paths: int) -> int:

@@ -26,6 +26,20 @@ HALF_LIFE = 512.0
 """Boundaries of a kind that halve the weight of what was learned before them."""
 
 
+GAP_WEIGHT = 1 / 4
+"""Weight of the latest time between two returns to a boundary in their running mean."""
+
+SHORTEST_WAITS = tuple(SHORTEST_WAIT / 4**pace for pace in range(5))
+"""By pace: what many resume at comes back sooner than a single conversation does, and the sooner counts the more."""
+
+
+def pace_of(gap: float) -> int:
+    """The pace of a boundary that is resumed every ``gap`` seconds: the first of the shortest waits that is at most twice that."""
+    return next(
+        (pace for pace in range(len(SHORTEST_WAITS) - 1) if gap * 2 >= SHORTEST_WAITS[pace]), len(SHORTEST_WAITS) - 1
+    )
+
+
 class Role(Enum):
     """What a boundary is to its path: the end of the latest prompt or answer, an end before that, or a guess."""
 
@@ -49,7 +63,8 @@ class Boundary:
     ``end``: blocks before it. ``image``: its latest checkpoint. ``since``: when it began to wait, in seconds, as ``kind``,
     and ``bucket``: how many edges of idle time it has passed. ``returns``: how often its path has come back. ``below``: the
     next checkpoint on the way to the root. ``lost``: ends of paths whose checkpoint is gone, so that they resume here.
-    ``sibling``: the other end of the same request. ``turn``: counts its waits; not above 0 while it does not wait.
+    ``sibling``: the other end of the same request. ``gap``: running mean of the time between returns, in seconds, and
+    ``pace`` its class when it began to wait. ``turn``: counts its waits; not above 0 while it does not wait.
     """
 
     __slots__ = (
@@ -57,9 +72,11 @@ class Boundary:
         "bucket",
         "end",
         "ending",
+        "gap",
         "image",
         "kind",
         "lost",
+        "pace",
         "returns",
         "role",
         "sibling",
@@ -80,6 +97,8 @@ class Boundary:
         self.turn = 0
         self.kind: Kind = (role, min(returns, MOST_RETURNS), None)
         self.sibling: Boundary | None = None
+        self.gap = SHORTEST_WAIT
+        self.pace = 0
 
     @property
     def is_kept(self) -> bool:
@@ -176,6 +195,7 @@ class ReturnTimes:
         boundary.since = now
         boundary.bucket = 0
         boundary.kind = (boundary.role, min(boundary.returns, MOST_RETURNS), boundary.ending)
+        boundary.pace = pace_of(boundary.gap)
         self._of(boundary.kind).inside[0] += 1
         self._aging[0].append((now, boundary.turn, boundary))
 
@@ -191,6 +211,7 @@ class ReturnTimes:
             times = self._of(boundary.kind)
             times.add(times.came, boundary.bucket)
         boundary.returns += 1
+        boundary.gap += (min(now - boundary.since, SHORTEST_WAIT) - boundary.gap) * GAP_WEIGHT
 
     def advance(self, now: float) -> None:
         """Count those that stayed idle through another bucket."""
@@ -214,7 +235,7 @@ class ReturnTimes:
         Return times of every kind have a heavy tail, for which the chance of a return in the next moment falls as
         1 / idle time.
         """
-        return self._of(boundary.kind).share / (max(now - boundary.since, 0.0) + SHORTEST_WAIT)
+        return self._of(boundary.kind).share / (max(now - boundary.since, 0.0) + SHORTEST_WAITS[boundary.pace])
 
     def _of(self, kind: Kind) -> _Times:
         times = self._times.get(kind)

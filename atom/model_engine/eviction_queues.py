@@ -6,14 +6,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from math import inf
 
+from atom.model_engine.eviction_returns import Boundary, Kind, Role
 from atom.model_engine.state_cache import Checkpoint
-from atom.replay.policies.value_returns import Boundary, Kind
 
 Queue = OrderedDict[Checkpoint, Boundary]
 
 
 class CheckpointQueues:
-    """Guesses and superseded anchors may go alone, newest anchors only in need.
+    """Guesses, superseded anchors and the ends of answers may go alone, the ends of the newest prompts only in need.
 
     Those that may go alone wait in one queue for each kind and size of what they save, the longest waiting first, so that
     the heads are enough to find the least. Every operation is O(1) amortised but :meth:`least`, which is O(queues).
@@ -38,8 +38,7 @@ class CheckpointQueues:
         before = self._queue_of.get(image)
         if before is not None:
             del before[image]
-        weak = image.superseded or image.is_guess
-        queue = self._weak_queue(boundary) if weak else self._newest
+        queue = self._weak_queue(boundary) if self.may_go_alone(image, boundary) else self._newest
         queue[image] = boundary
         self._queue_of[image] = queue
 
@@ -65,9 +64,13 @@ class CheckpointQueues:
         """What goes when nothing else is left: the newest anchor that was filed longest ago."""
         return next(iter(self._newest), None)
 
+    def may_go_alone(self, image: Checkpoint, boundary: Boundary) -> bool:
+        """Whether its path has another newest anchor, or never hung on it."""
+        return image.superseded or image.is_guess or boundary.role is Role.ANSWER
+
     def size_class(self, boundary: Boundary) -> int:
         """Checkpoints of one queue save about the same: a head that saves much must not hide one that saves little."""
-        return 2 * boundary.gain.bit_length() + bool(boundary.lost)
+        return 64 * boundary.pace + 2 * boundary.gain.bit_length() + bool(boundary.lost)
 
     def _weak_queue(self, boundary: Boundary) -> Queue:
         return self._weak.setdefault((boundary.kind, self.size_class(boundary)), OrderedDict())

@@ -1,4 +1,4 @@
-"""The policy ``value``: what is least likely to save prefill time for the pages it takes is given up first."""
+"""The order of the pool: what is least likely to save prefill time for the pages it takes is given up first."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ from collections.abc import Iterator, Sequence
 from math import inf
 
 from atom.model_engine.eviction import Ending, EvictionPolicy, PoolView
+from atom.model_engine.eviction_forest import Forest, Segment
+from atom.model_engine.eviction_queues import CheckpointQueues
+from atom.model_engine.eviction_returns import Boundary, Kind, ReturnTimes, Role
 from atom.model_engine.ids import BlockId, BlockKey
 from atom.model_engine.placement import RungKind
 from atom.model_engine.state_cache import Checkpoint
-from atom.replay.policies.value_forest import Forest, Segment
-from atom.replay.policies.value_queues import CheckpointQueues
-from atom.replay.policies.value_returns import Boundary, Kind, ReturnTimes, Role
 
 MOST_OPEN = 4096
 """Requests remembered as running; one that ends without a trace is forgotten when this many came after it."""
+
+MOST_HEIRS = 4
+"""Lost ends that a checkpoint stands in for, as far as anybody looks: a shared prefix has any number of them."""
 
 SWEEP = 4096
 """Segments are filed this often between two sweeps of what was filed before and holds no more."""
@@ -29,9 +32,9 @@ class ByValue(EvictionPolicy):
 
     Pages that no checkpoint makes resumable go first. Then what is worth least of: a *unit*, the end of a path with its
     checkpoint down to the next checkpoint, branch or live page, which saves as much as it takes; and a checkpoint that may
-    go alone, a guess or a superseded anchor, which saves the blocks behind the next one below. A newest anchor goes alone
-    only when nothing else is left. What comes back is learned while serving
-    (:class:`~atom.replay.policies.value_returns.ReturnTimes`). Things that are expected to behave alike wait in one queue
+    go alone, a guess, a superseded anchor or an answer's end, which saves the blocks behind the next one below. The end of
+    the newest prompt goes alone only when no unit is left. What comes back is learned while serving
+    (:class:`~atom.model_engine.eviction_returns.ReturnTimes`). Things that are expected to behave alike wait in one queue
     by age, and only the heads of queues are compared: O(log n) a decision, O(pages) of C loops for a request's pages.
     """
 
@@ -39,7 +42,7 @@ class ByValue(EvictionPolicy):
         self.returns = ReturnTimes()
         self._count = 0
         self._unresumable: list[Entry] = []
-        self._units: dict[tuple[Kind, bool] | None, list[Entry]] = {}
+        self._units: dict[tuple[Kind, int, bool] | None, list[Entry]] = {}
         self.queues = CheckpointQueues()
         # By last prompt block: the prompt's blocks, the returns of its path, the keys an anchor of its may have.
         self._open: OrderedDict[BlockKey, tuple[int, int, Sequence[BlockKey]]] = OrderedDict()
@@ -75,7 +78,8 @@ class ByValue(EvictionPolicy):
         returns = 0
         if target is not None:
             self.returns.came_back(target, now)
-            returns = target.returns
+            # Who branches off a shared prefix begins a path of its own.
+            returns = target.returns if target.role in (Role.PROMPT, Role.ANSWER) else 0
             if target.role in (Role.PROMPT, Role.ANSWER):
                 for end in (target, target.sibling):
                     if end is not None and end.role is not Role.OLDER:
@@ -215,12 +219,21 @@ class ByValue(EvictionPolicy):
         segment, unit_value = self._least_unit(now)
         if segment is not None and (image is None or unit_value < image_value):
             return self._pop_unit(segment)
-        image = image or self.queues.in_need()
+        if segment is None:
+            image = self._instead(image, image_value, now)
         if image is None:
             raise KeyError("nothing may be given up")
         self._bequeath(self.queues.remove(image))
         self.forest.remove_image(image)
         return image
+
+    def _instead(self, image: Checkpoint | None, value: float, now: float) -> Checkpoint | None:
+        """In need: the newest anchor that was filed longest ago, if it is worth less than ``image``."""
+        newest = self.queues.in_need()
+        if newest is None:
+            return image
+        boundary = self.queues.boundary_of(newest)
+        return newest if self._image_value(boundary, now) < value else image
 
     def _pop_unit(self, segment: Segment) -> BlockId:
         if segment.images:
@@ -232,18 +245,23 @@ class ByValue(EvictionPolicy):
         gain, below = boundary.gain, boundary.below
         if gain == boundary.end or below is None:
             return
-        below.lost = [end for end in (boundary, *boundary.lost, *below.lost) if end.role in (Role.PROMPT, Role.ANSWER)]
+        below.lost = [end for end in (boundary, *boundary.lost, *below.lost) if end.role in (Role.PROMPT, Role.ANSWER)][
+            :MOST_HEIRS
+        ]
         if below.lost:
             self._refile(below)
 
     def _urgency(self, boundary: Boundary, now: float) -> float:
-        """How soon something is expected to resume here, the ends that fall back on it included."""
+        """How soon something is expected to resume here: by its own kind, or as one of the ends that fall back on it."""
         urgency = self.returns.urgency
-        return urgency(boundary, now) + sum(urgency(end, now) for end in boundary.lost if end.role is not Role.OLDER)
+        here = urgency(boundary, now)
+        return max((here, *(urgency(end, now) for end in boundary.lost if end.role is not Role.OLDER)))
 
     def _least_image(self, now: float) -> tuple[Checkpoint | None, float]:
-        pages = max(self.pool.pages_per_image, 1)
-        return self.queues.least(lambda boundary: self._urgency(boundary, now) * boundary.gain / pages)
+        return self.queues.least(lambda boundary: self._image_value(boundary, now))
+
+    def _image_value(self, boundary: Boundary, now: float) -> float:
+        return self._urgency(boundary, now) * boundary.gain / max(self.pool.pages_per_image, 1)
 
     def _least_unit(self, now: float) -> tuple[Segment | None, float]:
         least, least_value = None, inf
@@ -280,7 +298,7 @@ class ByValue(EvictionPolicy):
         boundary = self._top(segment)
         place, since = None, segment.released
         if boundary is not None:
-            place, since = (boundary.kind, bool(boundary.lost)), boundary.since
+            place, since = (boundary.kind, boundary.pace, bool(boundary.lost)), boundary.since
         heapq.heappush(self._units.setdefault(place, []), (since, self._count, segment, segment.version))
 
     def _sweep(self) -> None:
