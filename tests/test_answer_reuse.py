@@ -59,6 +59,14 @@ def test_answers_without_a_whole_block_and_prompts_without_one_are_not_remembere
     assert reuse.share == 1
 
 
+def test_one_of_several_answers_of_a_prompt_is_gone_on_with() -> None:
+    reuse = AnswerReuse()
+    for answer in ("aa", "bbb", "cc"):
+        reuse.ended(keys("pp" + answer), 2, 2 + len(answer))
+    reuse.admitted(keys("ppbbbx"))
+    assert reuse.share == 1
+
+
 def test_what_changes_is_learned_anew() -> None:
     reuse = AnswerReuse()
     for number in range(4 * int(HALF_LIFE)):

@@ -10,6 +10,9 @@ from atom.model_engine.ids import BlockKey
 MOST_REMEMBERED = 4096
 """Answers that wait for the prompt that follows them; the longest waiting is forgotten first."""
 
+MOST_ANSWERS = 16
+"""Answers of one prompt that are told apart: it may be continued several times, and one of them is gone on with."""
+
 PRIOR_WEIGHT = 4.0
 """Answers that count as extended before anything was seen: chats that send answers back as they were are the rule."""
 
@@ -29,8 +32,8 @@ class AnswerReuse:
     """
 
     def __init__(self) -> None:
-        # By the prompt's last whole block: the last block of the answer, and the blocks up to there.
-        self._waiting: OrderedDict[BlockKey, tuple[BlockKey, int]] = OrderedDict()
+        # By the prompt's last whole block, for each of its answers: the last block and the blocks up to there.
+        self._waiting: OrderedDict[BlockKey, dict[BlockKey, int]] = OrderedDict()
         self._extended = PRIOR_WEIGHT
         self._followed = PRIOR_WEIGHT
 
@@ -49,7 +52,9 @@ class AnswerReuse:
         resumed after. O(1)."""
         if 0 < prompt_blocks < num_blocks:
             waiting = self._waiting
-            waiting[keys[prompt_blocks - 1]] = keys[num_blocks - 1], num_blocks
+            answers = waiting.setdefault(keys[prompt_blocks - 1], {})
+            if len(answers) < MOST_ANSWERS:
+                answers[keys[num_blocks - 1]] = num_blocks
             if len(waiting) > MOST_REMEMBERED:
                 waiting.popitem(last=False)
 
@@ -62,12 +67,12 @@ class AnswerReuse:
         key = next((key for key in reversed(keys) if key in waiting), None)
         if key is None:
             return
-        end, num_blocks = waiting[key]
-        if len(keys) < num_blocks:
+        answers = {end: blocks for end, blocks in waiting[key].items() if blocks <= len(keys)}
+        if not answers:
             return
         del waiting[key]
         if self._followed >= HALF_LIFE:
             self._followed /= 2
             self._extended /= 2
         self._followed += 1
-        self._extended += keys[num_blocks - 1] == end
+        self._extended += any(keys[blocks - 1] == end for end, blocks in answers.items())
