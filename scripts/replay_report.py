@@ -150,8 +150,8 @@ def placement_table(runner: Runner, quick: bool) -> str:
     """What placements keep of the ideal with a pool that is never full, and how many checkpoints they take."""
     rows = []
     rules = ("default", "prompt+demand+interval", "prompt+answer+demand", "anchor", "prompt", "interval")
-    for answers in ("echoed", "private"):
-        for rule in rules if answers == "echoed" else rules[:2]:
+    for answers in ("echoed", "private", "none"):
+        for rule in rules if answers == "echoed" else rules[:1]:
             cells = []
             for trace in TRACES:
                 sessions = 40 if quick and trace == CODING else None

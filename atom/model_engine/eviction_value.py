@@ -245,9 +245,8 @@ class ByValue(EvictionPolicy):
         gain, below = boundary.gain, boundary.below
         if gain == boundary.end or below is None:
             return
-        below.lost = [end for end in (boundary, *boundary.lost, *below.lost) if end.role in (Role.PROMPT, Role.ANSWER)][
-            :MOST_HEIRS
-        ]
+        ends = [end for end in (boundary, *boundary.lost, *below.lost) if end.role in (Role.PROMPT, Role.ANSWER)]
+        below.lost, boundary.lost = ends[:MOST_HEIRS], []
         if below.lost:
             self._refile(below)
 
