@@ -21,7 +21,7 @@ help:
 	@echo "make test       install what tests need; check style; run the tests"
 	@echo "make test-slow  run the tests that take minutes"
 	@echo "make docs       write docs/configuration.md from the settings"
-	@echo "make replay-report  write the tables of docs/eviction.md; QUICK=1: part of them, in minutes"
+	@echo "make replay-report  write the tables of docs/eviction.md, which takes hours; QUICK=1: part of them"
 	@echo "make clean      remove .venv and everything that was built"
 
 # An environment whose interpreter is gone, or that was never finished, is made anew.

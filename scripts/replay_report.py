@@ -118,7 +118,7 @@ def main_table(runner: Runner, quick: bool) -> str:
             shares.append(min(share, 1.0))
         best = max(rates[name] for name in ONLINE)
         if rates["default"] < best - 0.2:
-            behind.append(f"{trace} {geometry} {seats} seats {pool / 1e6:g} M ({rates['value'] - best:+.1f})")
+            behind.append(f"{trace} {geometry} {seats} seats {pool / 1e6:g} M ({rates['default'] - best:+.1f})")
         cells = [f"{rates[policy]:.1f}" for policy in POLICY_ROW]
         recovered = f"{share:.0%}" if share is not None else ""
         rows.append([trace, geometry, seats, f"{pool / 1e6:g} M", *cells, f"{ideal:.1f}", recovered])

@@ -10,7 +10,7 @@ from atom.model_engine.eviction import Ending
 from atom.model_engine.eviction_returns import EDGES, PRIOR, SHORTEST_WAITS, ReturnTimes, Role
 from atom.model_engine.eviction_value import MOST_HEIRS, ByValue
 from atom.model_engine.placement import RungKind
-from tests.test_policies import World, kept
+from tests.test_policies import World, kept, keys_of
 
 
 def test_pages_without_a_checkpoint_go_before_anything() -> None:
@@ -190,6 +190,36 @@ def test_in_need_the_newest_anchor_goes_before_a_prefix_that_many_resume_at() ->
         policy.returns.wait(boundary, world.time)
     policy.queues.file(root, boundary)
     assert policy.pop() is end and policy.pop() is root
+
+
+def test_the_prompt_of_a_preempted_request_is_still_a_prompt() -> None:
+    """It gives its pages back, runs again, and its end waits for the next turn as any other's."""
+    world = World(ByValue(), 60)
+    policy = world.policy.policy
+    keys = keys_of("abcd")
+    policy.admitted(keys, 0, 0)
+    table = world.pool.take(4)
+    for i, page in enumerate(table):
+        world.pool.publish(page, keys[i], i, keys[i - 1] if i else None)
+    world.pool.release(table)
+    policy.readmitted(keys)
+    world.pool.claim(table)
+    world.keep("abcd")
+    assert policy.returns.get(b"abcd").role is Role.PROMPT
+    world.time += 5
+    world.pool.release(table, Ending.TOOL_CALL)
+    assert policy.returns.get(b"abcd").kind == (Role.PROMPT, 0, Ending.TOOL_CALL)
+
+
+def test_two_running_prompts_may_share_an_end() -> None:
+    """When the first is over, the anchor that the second keeps there is still a prompt's."""
+    policy = ByValue()
+    world = World(policy, 60)
+    first, second = world.start("aabb"), world.start("aabbc")
+    assert first is not None and second is not None
+    world.pool.release(first)
+    world.keep("aabb")
+    assert policy.returns.get(b"aabb").role is Role.PROMPT
 
 
 def steps_of_a_decision(paths: int) -> int:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from atom.model_engine.ids import BlockKey
 
 MOST_REMEMBERED = 4096
-"""Answers that wait for the prompt that follows them; the longest waiting is forgotten first."""
+"""Prompts whose answers wait for what follows them; the longest waiting is forgotten first."""
 
-MOST_ANSWERS = 16
-"""Answers of one prompt that are told apart: it may be continued several times, and one of them is gone on with."""
+MOST_ANSWERS = 64
+"""Answers that wait behind one block: a prompt continued several times, or prompts that differ in their last tokens."""
+
+GENERATION_PROMPT = 8
+"""Last tokens of a prompt that may be the template's own, such as an opened reasoning part, and not in what follows."""
 
 PRIOR_WEIGHT = 4.0
 """Answers that count as extended before anything was seen: chats that send answers back as they were are the rule."""
@@ -19,9 +23,17 @@ PRIOR_WEIGHT = 4.0
 HALF_LIFE = 256.0
 """Followed answers that halve the weight of those before them."""
 
-
 WORTHWHILE = 1 / 8
 """Share of answers that have to be extended for their ends to be kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """An answer that waits: the prompt's tokens behind its last whole block, the answer's last block, blocks up to there."""
+
+    tail: tuple[int, ...]
+    end: BlockKey
+    num_blocks: int
 
 
 class AnswerReuse:
@@ -31,9 +43,10 @@ class AnswerReuse:
     answer; a checkpoint there would be kept in vain. What is learned does not depend on what was kept: keys are enough.
     """
 
-    def __init__(self) -> None:
-        # By the prompt's last whole block, for each of its answers: the last block and the blocks up to there.
-        self._waiting: OrderedDict[BlockKey, dict[BlockKey, int]] = OrderedDict()
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        # By the prompt's last whole block.
+        self._waiting: OrderedDict[BlockKey, list[_Answer]] = OrderedDict()
         self._extended = PRIOR_WEIGHT
         self._followed = PRIOR_WEIGHT
 
@@ -47,32 +60,50 @@ class AnswerReuse:
         """Whether a checkpoint at the end of an answer is worth its place. O(1)."""
         return self.share >= WORTHWHILE
 
-    def ended(self, keys: Sequence[BlockKey], prompt_blocks: int, num_blocks: int) -> None:
-        """An answer is complete. ``prompt_blocks``, ``num_blocks``: blocks that its prompt, and the answer with it, can be
-        resumed after. O(1)."""
-        if 0 < prompt_blocks < num_blocks:
-            waiting = self._waiting
-            answers = waiting.setdefault(keys[prompt_blocks - 1], {})
-            if len(answers) < MOST_ANSWERS:
-                answers[keys[num_blocks - 1]] = num_blocks
-            if len(waiting) > MOST_REMEMBERED:
-                waiting.popitem(last=False)
+    def ended(self, keys: Sequence[BlockKey], tokens: Sequence[int], num_prompt_tokens: int) -> None:
+        """An answer is complete. ``keys``: of the blocks that ``tokens``, prompt and answer, fill. O(block size).
 
-    def admitted(self, keys: Sequence[BlockKey]) -> None:
-        """Learn from a prompt with these keys, if it goes on where an answer was given. O(blocks behind that place).
+        Nothing is learned of an answer that fills no block, nor behind a prompt that fills none.
+        """
+        whole = num_prompt_tokens // self.block_size
+        if not 0 < whole < len(keys):
+            return
+        tail = tuple(
+            tokens[whole * self.block_size : max(whole * self.block_size, num_prompt_tokens - GENERATION_PROMPT)]
+        )
+        waiting = self._waiting
+        answers = waiting.setdefault(keys[whole - 1], [])
+        answers.append(_Answer(tail, keys[-1], len(keys)))
+        if len(answers) > MOST_ANSWERS:
+            del answers[0]
+        if len(waiting) > MOST_REMEMBERED:
+            waiting.popitem(last=False)
 
-        A prompt too short to hold the answer, such as one sent again, tells nothing.
+    def admitted(self, keys: Sequence[BlockKey], tokens: Sequence[int]) -> None:
+        """Learn from a prompt with these keys and tokens, if it goes on where an answer was given. O(blocks).
+
+        It follows the answers that it is long enough to hold and whose prompt it begins with: a prompt sent again tells
+        nothing. Of several such answers, it extends the one it holds, or else none.
         """
         waiting = self._waiting
-        key = next((key for key in reversed(keys) if key in waiting), None)
-        if key is None:
+        behind = next((count for count, key in enumerate(reversed(keys)) if key in waiting), None)
+        if behind is None:
             return
-        answers = {end: blocks for end, blocks in waiting[key].items() if blocks <= len(keys)}
+        whole = len(keys) - behind
+        answers, start = waiting[keys[whole - 1]], whole * self.block_size
+        followed = [
+            answer
+            for answer in answers
+            if answer.num_blocks <= len(keys) and tuple(tokens[start : start + len(answer.tail)]) == answer.tail
+        ]
+        if not followed:
+            return
+        extended = next((answer for answer in followed if keys[answer.num_blocks - 1] == answer.end), None)
+        answers.remove(extended or followed[0])
         if not answers:
-            return
-        del waiting[key]
+            del waiting[keys[whole - 1]]
         if self._followed >= HALF_LIFE:
             self._followed /= 2
             self._extended /= 2
         self._followed += 1
-        self._extended += any(keys[blocks - 1] == end for end, blocks in answers.items())
+        self._extended += extended is not None

@@ -90,7 +90,7 @@ class BlockManager:
         self.placement = placement
         self.enabled = enabled
         self.stats = CacheStats()
-        self.answers = AnswerReuse()
+        self.answers = AnswerReuse(hasher.block_size)
         self._gates: tuple[ResumeGate, ...] = ()
         if states is not None:
             pool.on_evict = states.cache.orphan
@@ -158,7 +158,9 @@ class BlockManager:
         first = seq.num_cached_tokens is None
         if first:
             self.pool.policy.admitted(seq.block_keys, hit.matched, hit.cached)
-            self.answers.admitted(seq.block_keys)
+            self.answers.admitted(seq.block_keys, seq.token_ids)
+        else:
+            self.pool.policy.readmitted(seq.block_keys[: seq.num_prompt_tokens // self.block_size])
         self.pool.claim(hit.blocks)
         if hit.source is not None:
             assert self.states is not None
@@ -288,8 +290,8 @@ class BlockManager:
     def release(self, seq: Sequence) -> None:
         """Give back every page and slot of ``seq``, which then has nothing computed. O(blocks)."""
         if seq.is_finished:
-            prompt = resumable_limit(seq.num_prompt_tokens, self.block_size) // self.block_size
-            self.answers.ended(seq.block_keys, prompt, seq.num_published_blocks)
+            published = seq.block_keys[: seq.num_published_blocks]
+            self.answers.ended(published, seq.token_ids, seq.num_prompt_tokens)
         self.pool.release(seq.block_table, seq.ending)
         seq.block_table = []
         if self.states is not None:

@@ -61,6 +61,9 @@ class EvictionPolicy(Protocol):
         """A request with these block keys is admitted for the first time; it found ``matched`` blocks and resumes after
         ``cached`` of them. Called before its pages are claimed."""
 
+    def readmitted(self, keys: Sequence[BlockKey]) -> None:
+        """A request that was preempted runs again; ``keys`` are those of its prompt."""
+
     def add_blocks(self, blocks: Sequence[BlockId], ending: Ending | None) -> None:
         """One request let go of these pages and nobody else holds them; the deepest first.
 

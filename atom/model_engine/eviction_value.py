@@ -46,7 +46,8 @@ class ByValue(EvictionPolicy):
         self.queues = CheckpointQueues()
         # By last prompt block: the prompt's blocks, the returns of its path, the keys an anchor of its may have.
         self._open: OrderedDict[BlockKey, tuple[int, int, Sequence[BlockKey]]] = OrderedDict()
-        self._ends: dict[BlockKey, int] = {}
+        # By key, for each running request that may have an anchor there: the returns of its path.
+        self._ends: dict[BlockKey, list[int]] = {}
 
     def attach(self, pool: PoolView) -> None:
         self.pool = pool
@@ -86,9 +87,20 @@ class ByValue(EvictionPolicy):
                         self._pass(end, now)
             else:
                 self.returns.wait(target, now)
+        self._start(keys, returns)
+
+    def readmitted(self, keys: Sequence[BlockKey]) -> None:
+        known = self.returns.get(keys[-1]) or self.returns.get(keys[-2]) if len(keys) > 1 else None
+        if keys:
+            self._start(keys, known.returns if known is not None else 0)
+
+    def _start(self, keys: Sequence[BlockKey], returns: int) -> None:
+        """A request runs whose prompt has ``keys``, on a path that came back ``returns`` times."""
+        if keys[-1] in self._open:
+            self._close(keys[-1])
         self._open[keys[-1]] = (len(keys), returns, keys[-2:])
         for key in keys[-2:]:
-            self._ends[key] = returns
+            self._ends.setdefault(key, []).append(returns)
         if len(self._open) > MOST_OPEN:
             self._close(next(iter(self._open)))
 
@@ -96,7 +108,9 @@ class ByValue(EvictionPolicy):
         """A request is over. Returns the blocks of its prompt and the returns of its path."""
         length, returns, ends = self._open.pop(key)
         for end in ends:
-            self._ends.pop(end, None)
+            self._ends[end].pop()
+            if not self._ends[end]:
+                del self._ends[end]
         return length, returns
 
     def _pass(self, boundary: Boundary, now: float) -> None:
@@ -152,7 +166,7 @@ class ByValue(EvictionPolicy):
             boundary = self._publish(image)
         elif not image.is_guess and boundary.role in (Role.DEMAND, Role.INTERVAL, Role.OLDER):
             if image.key in self._ends and not image.superseded:
-                boundary.role, boundary.returns = Role.PROMPT, self._ends[image.key]
+                boundary.role, boundary.returns = Role.PROMPT, self._ends[image.key][-1]
             elif boundary.role is not Role.OLDER:
                 self._pass(boundary, self.pool.now())
         elif image.superseded and image.key not in self._ends and boundary.role is not Role.OLDER:
@@ -168,7 +182,7 @@ class ByValue(EvictionPolicy):
         elif image.superseded:
             role = Role.OLDER
         elif key in self._ends:
-            role, returns = Role.PROMPT, self._ends[key]
+            role, returns = Role.PROMPT, self._ends[key][-1]
         else:
             role = Role.ANSWER
         boundary = self.returns.remember(key, role, returns, now)
