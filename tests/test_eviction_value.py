@@ -45,10 +45,8 @@ def test_an_answer_s_end_that_saves_less_than_it_takes_goes_before_a_path() -> N
     table = world.start("aaaa")
     assert table is not None
     world.keep("aaaa")
-    (page,) = world.pool.take(1)
-    world.pool.publish(page, b"aaaab", 4, b"aaaa")
-    world.keep("aaaab")
-    world.pool.release([*table, page])
+    assert world.answer("aaaa", table) == "aaaac"
+    world.pool.release(table)
     assert world.pool.num_vacant == 0
     world.pool.take(1)
     assert kept(world) == {"bbbb", "aaaa"}

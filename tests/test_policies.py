@@ -155,6 +155,16 @@ class World:
         self.images.publish(image)
         return image
 
+    def answer(self, path: str, table: list[BlockId]) -> str:
+        """A running request computes another block of its answer and keeps it. Returns its path then."""
+        if self.pool.num_available:
+            (page,) = self.pool.take(1)
+            table.append(page)
+            path += "c"
+            self.pool.publish(page, path.encode(), len(path) - 1, path[:-1].encode())
+            self.keep(path)
+        return path
+
     def serve(self, path: str, ending: Ending | None = None, before: str = "") -> None:
         """A request from start to end, with its anchor."""
         table = self.start(path)
@@ -181,6 +191,7 @@ PATHS = st.text("ab", min_size=1, max_size=7)
 EVENTS = st.one_of(
     st.tuples(st.just("start"), PATHS),
     st.tuples(st.just("keep"), st.integers(0, 5), st.sampled_from(RungKind)),
+    st.tuples(st.just("answer"), st.integers(0, 5)),
     st.tuples(st.just("end"), st.integers(0, 5), st.sampled_from([None, *Ending])),
     st.tuples(st.just("wait"), st.sampled_from([0.1, 3.0, 50.0, 4000.0])),
     st.tuples(st.just("take"), st.integers(1, 9)),
@@ -204,6 +215,10 @@ def test_every_policy_keeps_its_contract(name: str, events: list[tuple], small: 
         elif event[0] == "keep" and running:
             path = running[event[1] % len(running)][0]
             world.keep(path, event[2], before=path[:-1] if len(path) > 1 else "")
+        elif event[0] == "answer" and running:
+            place = event[1] % len(running)
+            path, table = running[place]
+            running[place] = world.answer(path, table), table
         elif event[0] == "end" and running:
             world.pool.release(running.pop(event[1] % len(running))[1], event[2])
         elif event[0] == "wait":

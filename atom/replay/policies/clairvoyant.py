@@ -41,8 +41,8 @@ class Clairvoyant(ByValue):
             return image
         if leaf is not None:
             return self.forest.pop_last(leaf)
-        image = next((image for image in self.queues if image.superseded or image.is_guess), None)
-        image = image or self.queues.in_need()
+        weak = (image for image in self.queues if image.superseded or image.is_guess)
+        image = next(weak, None) or next(iter(self.queues), None)
         if image is None:
             raise KeyError("nothing may be given up")
         self.remove_image(image)
