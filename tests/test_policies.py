@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from atom.model_engine.block_pool import BlockPool
 from atom.model_engine.eviction import Ending, EvictionPolicy, GuessesFirst, PoolView
+from atom.model_engine.eviction_returns import Role
 from atom.model_engine.eviction_value import ByValue
 from atom.model_engine.ids import BlockId, BlockKey
 from atom.model_engine.page_unit_checkpoint import PagedStateCheckpointCoordinator
@@ -89,12 +90,16 @@ class Checked(EvictionPolicy):
         return self.took(self.policy.pop_for_image())
 
     def took(self, victim: BlockId | Checkpoint) -> BlockId | Checkpoint:
-        """What was added may be popped, nothing else; of checkpoints that go alone, guesses before newest anchors."""
+        """What was added may be popped, nothing else; the end of a newest prompt goes alone in need only."""
         if not isinstance(victim, Checkpoint):
             self.cached.remove(victim)
             return victim
-        if isinstance(self.policy, ByValue | GuessesFirst) and not victim.is_guess and not victim.superseded:
+        newest = not victim.is_guess and not victim.superseded
+        if newest and isinstance(self.policy, GuessesFirst):
             assert not any(image.is_guess or image.superseded for image in self.left)
+        elif newest and type(self.policy) is ByValue:
+            boundary = self.policy.returns.get(victim.key)
+            assert not self.cached or (boundary is not None and boundary.role is Role.ANSWER)
         self.left.remove(victim)
         return victim
 
