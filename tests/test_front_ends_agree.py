@@ -52,10 +52,15 @@ def test_streams_join_to_the_offline_results(offline):
         return await asyncio.gather(*(stream(engine, *request) for request in requests))
 
     for whole, parts in zip(offline, asyncio.run(served(test)), strict=True):
-        assert [
-            [output.text, output.token_ids, output.logprobs or [], output.finish_reason, output.stop_reason]
-            for output in whole.outputs
-        ] == parts
+        for output, (text, token_ids, logprobs, *end) in zip(whole.outputs, parts, strict=True):
+            assert (output.text, output.token_ids) == (text, token_ids)
+            assert [output.finish_reason, output.stop_reason] == end
+            # Which requests share a batch differs, and with it the last bits of a product on some CPUs.
+            for expected, found in zip(output.logprobs or [], logprobs, strict=True):
+                assert found.keys() == expected.keys()
+                for token, value in expected.items():
+                    assert found[token].logprob == pytest.approx(value.logprob, abs=1e-4)
+                    assert found[token].decoded_token == value.decoded_token
 
 
 def test_a_client_that_leaves_gives_its_pages_back():
