@@ -38,12 +38,16 @@ class ByValue(EvictionPolicy):
     by age, and only the heads of queues are compared: O(log n) a decision, O(pages) of C loops for a request's pages.
     """
 
+    # What a variant puts something else in the place of.
+    queues_type = CheckpointQueues
+    returns_type = ReturnTimes
+
     def __init__(self) -> None:
-        self.returns = ReturnTimes()
+        self.returns = self.returns_type()
         self._count = 0
         self._unresumable: list[Entry] = []
         self._units: dict[tuple[Kind, int, bool] | None, list[Entry]] = {}
-        self.queues = CheckpointQueues()
+        self.queues = self.queues_type()
         # By last prompt block: the prompt's blocks, the returns of its path, the keys an anchor of its may have.
         self._open: OrderedDict[BlockKey, tuple[int, int, Sequence[BlockKey]]] = OrderedDict()
         # By key, for each running request that may have an anchor there: the returns of its path.
@@ -90,9 +94,9 @@ class ByValue(EvictionPolicy):
         self._start(keys, returns)
 
     def readmitted(self, keys: Sequence[BlockKey]) -> None:
-        known = self.returns.get(keys[-1]) or self.returns.get(keys[-2]) if len(keys) > 1 else None
         if keys:
-            self._start(keys, known.returns if known is not None else 0)
+            ends = (self.returns.get(key) for key in keys[-2:])
+            self._start(keys, max((end.returns for end in ends if end is not None), default=0))
 
     def _start(self, keys: Sequence[BlockKey], returns: int) -> None:
         """A request runs whose prompt has ``keys``, on a path that came back ``returns`` times."""

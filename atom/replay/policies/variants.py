@@ -66,9 +66,7 @@ class _OneSize(CheckpointQueues):
 class OneQueue(ByValue):
     """Checkpoints of one kind wait in one queue whatever they save."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.queues = _OneSize()
+    queues_type = _OneSize
 
 
 class _Together(CheckpointQueues):
@@ -79,9 +77,7 @@ class _Together(CheckpointQueues):
 class Together(ByValue):
     """The end of an answer does not go alone."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.queues = _Together()
+    queues_type = _Together
 
 
 class NoHeirs(ByValue):
@@ -109,9 +105,7 @@ class _OnePace(ReturnTimes):
 class OnePace(ByValue):
     """How often a shared boundary is resumed at does not count."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.returns = _OnePace()
+    returns_type = _OnePace
 
 
 class Recent(ByValue):
