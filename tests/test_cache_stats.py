@@ -25,7 +25,8 @@ def test_the_lines_of_a_run_worked_by_hand(backend: str) -> None:
 
     a, 41 tokens: cold; cut at 16 and 32 for the ladder and at 40 for the anchor. b shares 28 of 38: 7 blocks matched, a
     state at 16; cut at 28 for the demand, 32 for the ladder, 36 for the anchor. c shares 28 of 40 and finds b's state
-    there; cut at 32 and 36; answers 5, the fourth of which completes block 11, whose state is kept. d is a again.
+    there; cut at 32 and 36, and the state at its end, 40, is kept until the fourth of 5 answered tokens completes block 11,
+    whose state takes its place. d is a again.
     """
     engine = Engine(num_blocks=64, budget=64, checkpoint_slots=12)
     a = prompt_of(41, 1)
@@ -37,7 +38,7 @@ def test_the_lines_of_a_run_worked_by_hand(backend: str) -> None:
         "[Cache Stats] requests 4 | cached 84 of 152 reusable tokens (55.3%) | matched 96 | lost to a missing checkpoint "
         "12 | lost beyond repair 0",
         f"[Cache Pools] paged 63.2% x state 87.5% = 55.3% | pages 64 | pages live 0 | pages cached 16 | {POOLS[backend]}",
-        "[Checkpoint Fates] kept 9 | dropped 0 | evicted 0 | orphaned 0 | superseded 0 | read back: anchor 1, demand 1, "
+        "[Checkpoint Fates] kept 10 | dropped 0 | evicted 0 | orphaned 0 | superseded 1 | read back: anchor 1, demand 1, "
         "interval 1 | chunks cut: anchor 3, demand 1, interval 4 | demands recorded 1, declined 0",
     ]
 

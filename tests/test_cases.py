@@ -260,9 +260,9 @@ def test_admission_leaves_a_page_for_each_running_request() -> None:
 def test_last_slot_is_adopted() -> None:
     """The only free slot is the checkpoint that the request resumes from: it becomes the request's own."""
     engine = Engine(max_num_seqs=2, checkpoint_slots=0, budget=64)
-    prompt = prompt_of(20, 1)
+    prompt = prompt_of(19, 1)
     engine.ask("first", prompt, 1)
-    engine.add("long", prompt_of(4, 2), 20)
+    engine.add("long", prompt_of(2, 2), 20)
     engine.step()
     engine.add("again", prompt, 1)
     engine.run()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from atom.model_engine.placement import RungKind
@@ -146,6 +148,26 @@ def test_an_answer_with_speculation_is_kept_when_a_step_lands_on_a_boundary(leng
     assert engine.ask("continued", prompt + engine.outputs["begun"] + [1]) == cached
 
 
+@pytest.mark.parametrize("length", range(3, 14))
+@pytest.mark.parametrize("answers", [True, False])
+def test_what_goes_on_behind_a_prompt_loses_none_of_its_blocks(length: int, answers: bool) -> None:
+    """Also where the prompt ends on a boundary, a block behind what a resend of it can match."""
+    engine = Engine(interval=-1, budget=64, num_blocks=64)
+    engine.manager.placement = replace(engine.manager.placement, answers=answers)
+    prompt = prompt_of(length, 1)
+    engine.ask("a", prompt, 1)
+    assert engine.ask("more", prompt + prompt_of(3, 2), 1) == length // 4 * 4
+    assert engine.ask("again", prompt, 1) == (length - 1) // 4 * 4
+
+
+def test_the_end_of_a_prompt_on_a_boundary_makes_way_for_its_answer_s() -> None:
+    engine = Engine(interval=-1, budget=64, num_blocks=64)
+    engine.ask("a", prompt_of(8, 1), 1)
+    assert ready(engine) == [4, 8]
+    engine.ask("b", prompt_of(8, 2), 10)
+    assert ready(engine) == [4, 4, 8, 16]
+
+
 def test_guesses_go_before_anchors() -> None:
     """The ladder at 16 of the later prompt makes room, not the anchor at 12, which is the oldest of all."""
     engine = Engine(num_blocks=25, max_num_seqs=1, checkpoint_slots=3, budget=64)
@@ -181,7 +203,7 @@ def test_a_checkpoint_never_makes_its_own_reader_wait(backend: str) -> None:
     prompt = prompt_of(17, 1)
     engine.ask("a", prompt, 1)
     if backend == "slot":
-        engine.add("long", prompt_of(4, 9), 20)
+        engine.add("long", prompt_of(2, 9), 20)
         engine.step()
     engine.add("b", prompt + prompt_of(27, 2), 1)
     engine.step()

@@ -130,6 +130,26 @@ def test_an_end_that_is_gone_leaves_its_returns_to_the_checkpoint_below() -> Non
     assert below.lost == [end] and policy._urgency(below, world.time) == policy._urgency(end, world.time) > alone
 
 
+def test_nobody_stands_in_for_an_end_that_is_kept_again() -> None:
+    """Kept and lost in turns, it takes one of the places for lost ends; while it is kept, none."""
+    world = World(ByValue(), 60)
+    policy = world.policy.policy
+    for path in ("aab", "aac", "aac", "aac"):
+        table = world.start(path)
+        assert table is not None
+        world.keep("aa", RungKind.DEMAND)
+        kept_there = world.images.find(keys_of(path)[-1]) or world.keep(path)
+        assert kept_there is not None
+        world.pool.release(table)
+        below, end = policy.returns.get(b"aa"), policy.returns.get(path.encode())
+        assert below is not None and end is not None and end not in below.lost
+        world.policy.remove_image(kept_there)
+        policy._bequeath(end)
+        world.images._remove(kept_there)
+    aab, aac = policy.returns.get(b"aab"), policy.returns.get(b"aac")
+    assert below.lost == [aac, aab]
+
+
 def test_a_shared_prefix_stands_in_for_a_few_ends_and_not_for_all() -> None:
     world = World(ByValue(), 400)
     policy, ends = world.policy.policy, []

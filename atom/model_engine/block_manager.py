@@ -265,13 +265,25 @@ class BlockManager:
             for rung in reserved:
                 self.states.fill(seq, rung)
 
+    def commit_prompt(self, seq: Sequence, num_computed: int, reserved: SequenceOf[ReservedRung] = ()) -> None:
+        """Like :meth:`commit` for a chunk of a prefill. A prompt that ends on a boundary keeps that one, too: a resend
+        stops a block before it, but the next turn does not.
+        """
+        self.commit(seq, num_computed, reserved)
+        if self.keeps_states and self.placement.prompts and num_computed == seq.num_prompt_tokens:
+            self._keep_end(seq, num_computed)
+
     def commit_answer(self, seq: Sequence, num_computed: int) -> None:
         """Like :meth:`commit` for decoded tokens; a boundary that the state stands at is kept for the next turn,
         unless next turns hardly ever hold answers as they were (:class:`~atom.model_engine.answer_reuse.AnswerReuse`).
         """
         self.commit(seq, num_computed)
-        wanted = self.keeps_states and self.placement.answers and self.answers.pays
-        if wanted and num_computed % self.block_size == 0:
+        if self.keeps_states and self.placement.answers and self.answers.pays:
+            self._keep_end(seq, num_computed)
+
+    def _keep_end(self, seq: Sequence, num_computed: int) -> None:
+        """If the state of ``seq`` stands at a boundary, keep it in place of the one before it behind the prompt's."""
+        if num_computed % self.block_size == 0:
             assert self.states is not None
             key = seq.block_keys[num_computed // self.block_size - 1]
             self.states.keep_answer(seq, key, num_computed)

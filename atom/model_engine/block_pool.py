@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import filterfalse
 
 from atom.model_engine.eviction import Ending, EvictionPolicy
 from atom.model_engine.eviction_value import ByValue
@@ -92,24 +93,17 @@ class BlockPool:
 
     def longest_prefix(self, keys: Sequence[BlockKey], limit: int) -> list[BlockId]:
         """Pages of the longest indexed run ``keys[0], keys[1], ...`` of at most ``limit``. Changes nothing. O(run)."""
-        found: list[BlockId] = []
-        get, append = self._index.get, found.append
-        for key in keys[:limit] if limit < len(keys) else keys:
-            block = get(key)
-            if block is None:
-                break
-            append(block)
-        return found
+        found = map(self._index.get, keys[:limit] if limit < len(keys) else keys)
+        return list(iter(found.__next__, None))
 
     def num_cached_among(self, blocks: Sequence[BlockId]) -> int:
         """How many of ``blocks`` nobody holds; claiming them takes that many from what is available."""
-        references = self._references
-        return sum(1 for block in blocks if not references[block])
+        return list(map(self._references.__getitem__, blocks)).count(0)
 
     def claim(self, blocks: Sequence[BlockId]) -> None:
         """Hold pages found by :meth:`longest_prefix` once more. O(blocks)."""
         references = self._references
-        idle = [block for block in blocks if not references[block]]
+        idle = list(filterfalse(references.__getitem__, blocks))
         if idle:
             self.policy.remove_blocks(idle)
         for block in blocks:

@@ -66,7 +66,7 @@ class CheckpointQueues:
 
     def may_go_alone(self, image: Checkpoint, boundary: Boundary) -> bool:
         """Whether its path has another newest anchor, or never hung on it."""
-        return image.superseded or image.is_guess or boundary.role is Role.ANSWER
+        return image.superseded or image.is_guess or boundary.role in (Role.ANSWER, Role.OLDER)
 
     def size_class(self, boundary: Boundary) -> int:
         """Checkpoints of one queue save about the same: a head that saves much must not hide one that saves little."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from enum import Enum
+from math import inf
 
 from atom.model_engine.eviction import Ending
 from atom.model_engine.ids import BlockKey
@@ -63,6 +64,7 @@ class Boundary:
     ``end``: blocks before it. ``image``: its latest checkpoint. ``since``: when it began to wait, in seconds, as ``kind``,
     and ``bucket``: how many edges of idle time it has passed. ``returns``: how often its path has come back. ``below``: the
     next checkpoint on the way to the root. ``lost``: ends of paths whose checkpoint is gone, so that they resume here.
+    ``heir``: where it is itself such an end. ``times``: what is known of its kind.
     ``sibling``: the other end of the same request. ``gap``: running mean of the time between returns, in seconds, and
     ``pace`` its class when it began to wait. ``turn``: counts its waits; not above 0 while it does not wait.
     """
@@ -73,6 +75,7 @@ class Boundary:
         "end",
         "ending",
         "gap",
+        "heir",
         "image",
         "kind",
         "lost",
@@ -81,8 +84,11 @@ class Boundary:
         "role",
         "sibling",
         "since",
+        "times",
         "turn",
     )
+
+    times: _Times
 
     def __init__(self, role: Role, returns: int) -> None:
         self.role = role
@@ -91,6 +97,7 @@ class Boundary:
         self.below: Boundary | None = None
         self.end = 0
         self.lost: list[Boundary] = []
+        self.heir: Boundary | None = None
         self.image: Checkpoint | None = None
         self.since = 0.0
         self.bucket = 0
@@ -156,6 +163,8 @@ class ReturnTimes:
         self.capacity = capacity
         self._known: OrderedDict[BlockKey, Boundary] = OrderedDict()
         self._times: dict[Kind, _Times] = {}
+        # Before this nobody reaches another edge.
+        self._due = inf
         self._aging: list[deque[tuple[float, int, Boundary]]] = [deque() for _ in EDGES]
 
     def get(self, key: BlockKey) -> Boundary | None:
@@ -176,6 +185,7 @@ class ReturnTimes:
             known.role = role
             known.lost = []
         known.kind = (role, min(known.returns, MOST_RETURNS), None)
+        known.times = self._of(known.kind)
         known.since = now
         return known
 
@@ -196,38 +206,44 @@ class ReturnTimes:
         boundary.bucket = 0
         boundary.kind = (boundary.role, min(boundary.returns, MOST_RETURNS), boundary.ending)
         boundary.pace = pace_of(boundary.gap)
-        self._of(boundary.kind).inside[0] += 1
+        boundary.times = self._of(boundary.kind)
+        boundary.times.inside[0] += 1
         self._aging[0].append((now, boundary.turn, boundary))
+        self._due = min(self._due, now + EDGES[0])
 
     def _stop(self, boundary: Boundary) -> None:
         if boundary.turn > 0:
-            self._of(boundary.kind).inside[boundary.bucket] -= 1
+            boundary.times.inside[boundary.bucket] -= 1
             boundary.turn = -boundary.turn
 
     def came_back(self, boundary: Boundary, now: float) -> None:
         """It was resumed, or would have been."""
         self.advance(now)
         if boundary.turn > 0:
-            times = self._of(boundary.kind)
-            times.add(times.came, boundary.bucket)
+            boundary.times.add(boundary.times.came, boundary.bucket)
         boundary.returns += 1
         boundary.gap += (min(now - boundary.since, SHORTEST_WAIT) - boundary.gap) * GAP_WEIGHT
 
     def advance(self, now: float) -> None:
-        """Count those that stayed idle through another bucket."""
+        """Count those that stayed idle through another bucket. O(those); O(1) if none did."""
+        if now < self._due:
+            return
+        self._due = inf
         for bucket, edge in enumerate(EDGES):
             queue = self._aging[bucket]
             while queue and queue[0][0] + edge <= now:
                 _, turn, boundary = entry = queue.popleft()
                 if boundary.turn != turn:
                     continue
-                times = self._of(boundary.kind)
+                times = boundary.times
                 times.add(times.stayed, bucket)
                 times.inside[bucket] -= 1
                 times.inside[bucket + 1] += 1
                 boundary.bucket = bucket + 1
                 if bucket + 1 < len(EDGES):
                     self._aging[bucket + 1].append(entry)
+            if queue:
+                self._due = min(self._due, queue[0][0] + edge)
 
     def urgency(self, boundary: Boundary, now: float) -> float:
         """How soon it is expected to be resumed: the share of its kind that comes back at all, over how long it has waited.
@@ -235,7 +251,7 @@ class ReturnTimes:
         Return times of every kind have a heavy tail, for which the chance of a return in the next moment falls as
         1 / idle time.
         """
-        return self._of(boundary.kind).share / (max(now - boundary.since, 0.0) + SHORTEST_WAITS[boundary.pace])
+        return boundary.times.share / (max(now - boundary.since, 0.0) + SHORTEST_WAITS[boundary.pace])
 
     def _of(self, kind: Kind) -> _Times:
         times = self._times.get(kind)

@@ -13,7 +13,7 @@ from atom.model_engine.eviction_queues import CheckpointQueues
 from atom.model_engine.eviction_returns import Boundary, Kind, ReturnTimes, Role
 from atom.model_engine.ids import BlockId, BlockKey
 from atom.model_engine.placement import RungKind
-from atom.model_engine.state_cache import Checkpoint
+from atom.model_engine.state_cache import Checkpoint, CheckpointStatus
 
 MOST_OPEN = 4096
 """Requests remembered as running; one that ends without a trace is forgotten when this many came after it."""
@@ -185,16 +185,24 @@ class ByValue(EvictionPolicy):
             role = Role.DEMAND if image.kind is RungKind.DEMAND else Role.INTERVAL
         elif image.superseded:
             role = Role.OLDER
-        elif key in self._ends:
+        elif key in self._ends and not _stands_behind(image):
             role, returns = Role.PROMPT, self._ends[key][-1]
         else:
             role = Role.ANSWER
         boundary = self.returns.remember(key, role, returns, now)
         boundary.image, boundary.sibling, boundary.ending = image, None, None
+        self._claim_back(boundary)
         self._hang(boundary)
         if role not in (Role.PROMPT, Role.ANSWER):
             self.returns.wait(boundary, now)
         return boundary
+
+    def _claim_back(self, boundary: Boundary) -> None:
+        """It can be resumed at again: nobody stands in for it any more."""
+        heir, boundary.heir = boundary.heir, None
+        if heir is not None and boundary in heir.lost:
+            heir.lost.remove(boundary)
+            self._refile(heir)
 
     def _hang(self, boundary: Boundary) -> None:
         """Find the next checkpoint below. O(blocks between them)."""
@@ -265,6 +273,8 @@ class ByValue(EvictionPolicy):
             return
         ends = [end for end in (boundary, *boundary.lost, *below.lost) if end.role in (Role.PROMPT, Role.ANSWER)]
         below.lost, boundary.lost = ends[:MOST_HEIRS], []
+        for end in below.lost:
+            end.heir = below
         if below.lost:
             self._refile(below)
 
@@ -323,6 +333,11 @@ class ByValue(EvictionPolicy):
         for heap in (self._unresumable, *self._units.values()):
             heap[:] = [entry for entry in heap if entry[2].version == entry[3]]
             heapq.heapify(heap)
+
+
+def _stands_behind(image: Checkpoint) -> bool:
+    """Whether it is the other end of a request whose prompt's anchor is there."""
+    return image.companion is not None and image.companion.status is CheckpointStatus.READY
 
 
 def _head(heap: list[Entry]) -> Entry | None:

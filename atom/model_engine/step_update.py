@@ -26,7 +26,7 @@ class StepUpdate:
             if computed % size == 0 or seq.reading is not None:
                 manager.commit_answer(seq, computed)
         for prefill in plan.prefills:
-            manager.commit(prefill.seq, prefill.chunk.end, prefill.reserved)
+            manager.commit_prompt(prefill.seq, prefill.chunk.end, prefill.reserved)
         outputs = [
             _append(seq, (token,), (logprob,))
             for seq, token, logprob in zip(plan.samples, result.tokens, result.logprobs, strict=True)

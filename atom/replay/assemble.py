@@ -34,12 +34,12 @@ class TraceKeys(PrefixHasher):
         super().__init__(("replay",), block_size)
         self._keys = trace.keys
         self._stride = block_size // trace.block_size
-        self._answers: dict[BlockKey, list[BlockKey]] = {}
+        # Blocks of the prompt, and the keys of those behind.
+        self._answers: dict[BlockKey, tuple[int, list[BlockKey]]] = {}
 
     def keys_of(self, request: TraceRequest) -> list[BlockKey]:
         """Keys of the prompt's blocks."""
-        keys = self._keys
-        return [keys[number] for number in request.blocks[self._stride - 1 :: self._stride]]
+        return list(map(self._keys.__getitem__, request.blocks[self._stride - 1 :: self._stride]))
 
     def sequence(self, request: TraceRequest) -> Request:
         """A sequence as long as ``request``, which names its blocks and holds no real tokens."""
@@ -52,8 +52,8 @@ class TraceKeys(PrefixHasher):
         seq.block_keys = self.keys_of(request)
         seq.ending = request.ending
         if request.answer:
-            named = [*request.blocks, *request.answer][self._stride - 1 :: self._stride]
-            self._answers[root] = [self._keys[number] for number in named]
+            named, prompt = [*request.blocks, *request.answer][self._stride - 1 :: self._stride], len(seq.block_keys)
+            self._answers[root] = prompt, [self._keys[number] for number in named[prompt:]]
         return seq
 
     def forget(self, request: TraceRequest) -> None:
@@ -61,10 +61,11 @@ class TraceKeys(PrefixHasher):
         self._answers.pop(request.index.to_bytes(4, "big"), None)
 
     def extend(self, keys: list[BlockKey], root: BlockKey, token_ids: Sequence[int], num_blocks: int) -> None:
-        named = self._answers.get(root, ())
+        prompt, named = self._answers.get(root, (0, ()))
         for index in range(len(keys), num_blocks):
             # A private key is longer than the 8 bytes of a numbered one and shorter than any hash.
-            keys.append(named[index] if index < len(named) else b"a" + root + index.to_bytes(4, "big"))
+            known = index - prompt < len(named)
+            keys.append(named[index - prompt] if known else b"a" + root + index.to_bytes(4, "big"))
 
 
 class WatchedImages(PagedStateCheckpointCoordinator):

@@ -222,10 +222,8 @@ class _Simulation:
 
     def _sample(self, time: float) -> Sample:
         pool, images = self.engine.manager.pool, self.engine.images
-        kinds = dict.fromkeys(RungKind, 0)
-        if images is not None:
-            for image in images.ready().values():
-                kinds[image.kind] += pool.pages_per_image
+        held = [image.kind for image in images.held()] if images is not None else []
+        kinds = {kind: held.count(kind) * pool.pages_per_image for kind in RungKind}
         return Sample(time, pool.num_live, pool.num_cached, kinds)
 
     def finish(self) -> Replay:
