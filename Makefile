@@ -21,7 +21,8 @@ help:
 	@echo "make test       install what tests need; check style; run the tests"
 	@echo "make test-slow  run the tests that take minutes"
 	@echo "make docs       write docs/configuration.md from the settings"
-	@echo "make replay-report  write the tables of docs/eviction.md, which takes hours; QUICK=1: part of them"
+	@echo "make replay-report  write the tables of docs/eviction.md, which takes hours on every core;"
+	@echo "            QUICK=1: part of them; CACHE=FILE: go on where a broken-off run was"
 	@echo "make clean      remove .venv and everything that was built"
 
 # An environment whose interpreter is gone, or that was never finished, is made anew.
@@ -67,7 +68,7 @@ docs: $(VENV)/.installed
 	$(BIN)/python scripts/make_config_docs.py
 
 replay-report: $(VENV)/.installed
-	$(BIN)/python scripts/replay_report.py $(if $(QUICK),--quick)
+	$(BIN)/python scripts/replay_report.py $(if $(QUICK),--quick) $(if $(CACHE),--cache $(CACHE))
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
