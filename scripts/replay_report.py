@@ -79,13 +79,21 @@ class Runner:
             set(wanted) - self.results.keys(), key=lambda p: (p.trace, str(p.sessions), p.answers, p.seats)
         )
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        with ProcessPoolExecutor(self.jobs) as workers, Progress(*columns, console=Console(stderr=True)) as progress:
-            task = progress.add_task("replays", total=len(missing))
-            running = {workers.submit(replay_point, self.folder, point): point for point in missing}
-            for future in as_completed(running):
-                self._remember(running[future], future.result())
-                progress.advance(task)
+        with Progress(*columns, console=Console(stderr=True)) as progress:
+            for point, result in progress.track(self._replays(missing), len(missing), description="replays"):
+                self._remember(point, result)
         return {point: self.results[point] for point in wanted}
+
+    def _replays(self, points: Iterable[Point]) -> Iterator[tuple[Point, dict[str, Any]]]:
+        """Each point with its summary, as they are done."""
+        if self.jobs == 1:
+            for point in points:
+                yield point, replay_point(self.folder, point)
+            return
+        with ProcessPoolExecutor(self.jobs) as workers:
+            running = {workers.submit(replay_point, self.folder, point): point for point in points}
+            for future in as_completed(running):
+                yield running[future], future.result()
 
     def _remember(self, point: Point, result: dict[str, Any]) -> None:
         self.results[point] = result
