@@ -74,6 +74,13 @@ def test_a_prompt_too_short_to_hold_the_answer_does_not_name_it():
     assert not trace.requests[0].answer
 
 
+@pytest.mark.parametrize(("pause", "named"), [(0.07, 0), (0.09, 2)])
+def test_a_prompt_that_comes_before_the_answer_can_be_done_does_not_name_it(pause: float, named: int):
+    """Eight tokens take 80 ms or more; two users with one system prompt look like a conversation otherwise."""
+    trace = make_trace([(0, 0.0, "ab", 1, 8), (0, pause, "abcdef", 1, 1)], answers="echoed")
+    assert len(trace.requests[0].answer) == named
+
+
 def test_lru_gives_up_what_was_used_longest_ago():
     # Each prompt takes 5 blocks (4 filed) and an image of 2; a pool of 14 holds two of them.
     lines = [(i, 100.0 * i, name * 4, 1, 1) for i, name in enumerate("aba")]

@@ -74,6 +74,10 @@ def number_keys(count: int) -> list[BlockKey]:
     return [number.to_bytes(8, "big") for number in range(count)]
 
 
+FASTEST_TOKEN = 0.01
+"""Seconds that a token of an answer takes at least. In the coding-agent sessions no next turn comes sooner."""
+
+
 def prepare(trace: Trace, answers: str) -> None:
     """Decide what answers leave in the cache (see :func:`name_answers`) and compute each request's ideal. O(blocks)."""
     if answers == "echoed":
@@ -89,15 +93,16 @@ def prepare(trace: Trace, answers: str) -> None:
 def name_answers(trace: Trace) -> None:
     """Name each answer's blocks by the next prompt that extends its request, where that has room for the answer.
 
-    The rule: the first later prompt that has all the full blocks of this prompt, and is longer by at least the answer.
-    Its blocks behind this prompt's then hold the rest of this prompt and the answer.
+    The rule: the first later prompt that has all the full blocks of this prompt, if it is longer by at least the answer
+    and comes when that can be done. Its blocks behind this prompt's then hold the rest of this prompt and the answer.
     """
     following: dict[int, TraceRequest] = {}
     for request in reversed(trace.requests):
         blocks = request.blocks
         later = following.get(blocks[-1]) if blocks and not request.answer else None
         tokens = request.prompt_tokens + request.output_tokens
-        if later is not None and later.prompt_tokens >= tokens:
+        done = request.time + request.output_tokens * FASTEST_TOKEN
+        if later is not None and later.prompt_tokens >= tokens and later.time >= done:
             request.answer = later.blocks[len(blocks) : tokens // trace.block_size]
         following.update(dict.fromkeys(blocks, request))
 
