@@ -15,11 +15,12 @@ from atom.model_engine.eviction_value import ByValue
 from atom.model_engine.ids import BlockId, BlockKey
 from atom.model_engine.page_unit_checkpoint import PagedStateCheckpointCoordinator
 from atom.model_engine.placement import RungKind
-from atom.model_engine.state_cache import Checkpoint
+from atom.model_engine.state_cache import Checkpoint, CheckpointStatus
 from atom.replay.future import NEVER
 from atom.replay.policies import POLICIES, PolicyContext
 from atom.replay.policies.clairvoyant import Clairvoyant
-from atom.replay.policies.marconi import least, tune
+from atom.replay.policies.marconi import Marconi, least, tune
+from atom.replay.policies.sglang import SGLang
 
 PAGES = 40
 IMAGE = 3
@@ -48,6 +49,18 @@ class Checked(EvictionPolicy):
 
     def admitted(self, keys: Sequence[BlockKey], matched: int, cached: int) -> None:
         self.policy.admitted(keys, matched, cached)
+
+    def readmitted(self, keys: Sequence[BlockKey]) -> None:
+        self.policy.readmitted(keys)
+
+    def queued(self, request_id: str, keys: Sequence[BlockKey], first: bool = False) -> None:
+        self.policy.queued(request_id, keys, first)
+
+    def unqueued(self, request_id: str, admitted: bool) -> None:
+        self.policy.unqueued(request_id, admitted)
+
+    def withdrawn(self, block: BlockId) -> None:
+        self.policy.withdrawn(block)
 
     @property
     def num_blocks(self) -> int:
@@ -78,6 +91,9 @@ class Checked(EvictionPolicy):
     def add_image(self, image: Checkpoint) -> None:
         self.left.add(image)
         self.policy.add_image(image)
+        gone = {other for other in self.left if other.status is CheckpointStatus.GONE}
+        assert not gone or isinstance(self.policy, SGLang), "only a budget makes one go where nobody wants its pages"
+        self.left -= gone
 
     def remove_image(self, image: Checkpoint) -> None:
         self.left.remove(image)
@@ -99,7 +115,7 @@ class Checked(EvictionPolicy):
             assert not any(image.is_guess or image.superseded for image in self.left)
         elif newest and type(self.policy) is ByValue:
             boundary = self.policy.returns.get(victim.key)
-            assert not self.cached or (boundary is not None and boundary.role is Role.ANSWER)
+            assert not self.cached or (boundary is not None and boundary.role in (Role.ANSWER, Role.OLDER))
         self.left.remove(victim)
         return victim
 
@@ -125,8 +141,11 @@ class World:
     def orphan(self, key: BlockKey) -> None:
         self.images.orphan(key)
 
-    def start(self, path: str) -> list[BlockId] | None:
-        """A request whose blocks are the letters of ``path``: claims what is resumable, computes the rest."""
+    def start(self, path: str, preempted: str | None = None) -> list[BlockId] | None:
+        """A request whose blocks are the letters of ``path``: claims what is resumable, computes the rest.
+
+        ``preempted``: the prompt, if it ran before. None if there is no room.
+        """
         keys = keys_of(path)
         matched = self.pool.longest_prefix(keys, len(keys))
         found = self.images.rightmost(keys, len(matched))
@@ -136,7 +155,10 @@ class World:
         reserved = idle + (IMAGE if source is not None and not source.pins else 0)
         if self.pool.num_available - reserved < missing:
             return None
-        self.policy.admitted(keys, len(matched), found)
+        if preempted is None:
+            self.policy.admitted(keys, len(matched), found)
+        else:
+            self.policy.readmitted(keys_of(preempted))
         self.pool.claim(matched[:found])
         if source is not None:
             self.images.pin(source)
@@ -189,7 +211,7 @@ def keys_of(path: str) -> list[BlockKey]:
 
 
 def make(name: str, foresight: Foresight | None = None, pages: int = PAGES) -> EvictionPolicy:
-    return POLICIES[name](PolicyContext(1, pages, IMAGE, 1e4, foresight or Foresight()))  # type: ignore[arg-type]
+    return POLICIES[name].make(PolicyContext(pages, foresight or Foresight()))  # type: ignore[arg-type]
 
 
 PATHS = st.text("ab", min_size=1, max_size=7)
@@ -198,6 +220,9 @@ EVENTS = st.one_of(
     st.tuples(st.just("keep"), st.integers(0, 5), st.sampled_from(RungKind)),
     st.tuples(st.just("answer"), st.integers(0, 5)),
     st.tuples(st.just("end"), st.integers(0, 5), st.sampled_from([None, *Ending])),
+    st.tuples(st.just("distrust"), st.integers(0, 5)),
+    st.tuples(st.just("preempt"), st.integers(0, 5)),
+    st.tuples(st.just("readmit")),
     st.tuples(st.just("wait"), st.sampled_from([0.1, 3.0, 50.0, 4000.0])),
     st.tuples(st.just("take"), st.integers(1, 9)),
     st.tuples(st.just("clear")),
@@ -211,21 +236,36 @@ def test_every_policy_keeps_its_contract(name: str, events: list[tuple], small: 
     """What is added may be popped, nothing else; counts are right; room for live work is what the pool says (I5, I6)."""
     pages = 14 if small else PAGES
     world = World(make(name, pages=pages), pages)
-    running: list[tuple[str, list[BlockId]]] = []
+    # The prompt, the path with the answer so far, the pages; of those that wait for room again, the first two.
+    running: list[tuple[str, str, list[BlockId]]] = []
+    waiting: list[tuple[str, str]] = []
     for event in events:
         if event[0] == "start":
             table = world.start(event[1])
             if table is not None:
-                running.append((event[1], table))
+                running.append((event[1], event[1], table))
         elif event[0] == "keep" and running:
-            path = running[event[1] % len(running)][0]
+            path = running[event[1] % len(running)][1]
             world.keep(path, event[2], before=path[:-1] if len(path) > 1 else "")
         elif event[0] == "answer" and running:
             place = event[1] % len(running)
-            path, table = running[place]
-            running[place] = world.answer(path, table), table
+            prompt, path, table = running[place]
+            running[place] = prompt, world.answer(path, table), table
         elif event[0] == "end" and running:
-            world.pool.release(running.pop(event[1] % len(running))[1], event[2])
+            world.pool.release(running.pop(event[1] % len(running))[2], event[2])
+        elif event[0] == "distrust" and running:
+            table = running.pop(event[1] % len(running))[2]
+            world.pool.withdraw(table)
+            world.pool.release(table)
+        elif event[0] == "preempt" and running:
+            prompt, path, table = running.pop(event[1] % len(running))
+            world.pool.release(table)
+            waiting.append((prompt, path))
+        elif event[0] == "readmit" and waiting:
+            prompt, path = waiting.pop()
+            table = world.start(path, preempted=prompt)
+            if table is not None:
+                running.append((prompt, path, table))
         elif event[0] == "wait":
             world.time += event[1]
         elif event[0] == "take" and world.pool.num_available >= event[1]:
@@ -234,7 +274,7 @@ def test_every_policy_keeps_its_contract(name: str, events: list[tuple], small: 
         elif event[0] == "clear":
             world.pool.clear()
         world.check()
-    for _, table in running:
+    for _, _, table in running:
         world.pool.release(table)
     assert world.pool.num_available == pages
     world.pool.release(world.pool.take(pages))
@@ -246,26 +286,33 @@ def kept(world: World) -> set[str]:
     return {key.decode() for key in world.images.ready()}
 
 
-def test_lru_gives_up_the_tail_of_the_oldest_path() -> None:
-    """a.. was used first: its deepest page goes, with its image; then the page above it."""
-    world = World(make("lru", pages=14), 14)
+@pytest.mark.parametrize("name", ["lru", "vllm-align"])
+def test_one_order_of_use_for_pages_and_images(name: str) -> None:
+    """14 pages are full of two paths of 4 pages and an image of 3. The image at "aaaa" is the oldest, for it was published
+    before its pages were given back; then the tail of that path goes, before the image at "bbbb"."""
+    world = World(make(name, pages=14), 14)
     world.serve("aaaa")
     world.serve("bbbb")
     assert (world.pool.num_vacant, kept(world)) == (0, {"aaaa", "bbbb"})
     world.pool.release(world.pool.take(1))
-    # The image is older than the pages: it was published before they were given back.
-    assert kept(world) == {"bbbb"} and world.pool.num_cached == 8
+    assert (world.pool.num_vacant, world.pool.num_cached, kept(world)) == (3, 8, {"bbbb"})
+    world.pool.release(world.pool.take(5))
+    assert len(world.pool.longest_prefix(keys_of("aaaa"), 4)) == 2 and kept(world) == {"bbbb"}
+    world.pool.release(world.pool.take(8))
+    assert (world.pool.num_vacant, world.pool.num_cached, kept(world)) == (10, 4, set())
 
 
-def test_sglang_refreshes_only_the_state_that_is_read() -> None:
-    """28 of 50 pages are full: the budget of 0.9 / 1.9 of 50 holds seven states, and the eighth takes the place of "bb",
-    for "aa" was read since."""
-    world = World(make("sglang", pages=50), 36)
-    for path in ("aa", "bb", "cc", "dd", "ee", "ff", "gg"):
+def test_sglang_keeps_states_within_their_budget() -> None:
+    """0.9 / 1.9 of 36 pages hold five states. Pages are vacant for a sixth, at "ff", and yet one goes: that at "bb", for "aa"
+    was read since. The pages of "bb" stay."""
+    world = World(make("sglang", pages=36), 36)
+    for path in ("aa", "bb", "cc", "dd", "ee"):
         world.serve(path)
-    world.serve("aax")
-    assert kept(world) == {"aa", "cc", "dd", "ee", "ff", "gg", "aax"}
-    assert len(world.pool.longest_prefix(keys_of("bb"), 2)) == 2, "its pages stay"
+    world.pool.release(world.start("aa") or [])
+    assert (world.pool.num_vacant, kept(world)) == (11, {"aa", "bb", "cc", "dd", "ee"})
+    world.serve("ff")
+    assert kept(world) == {"aa", "cc", "dd", "ee", "ff"}
+    assert len(world.pool.longest_prefix(keys_of("bb"), 2)) == 2
 
 
 def test_sglang_gives_up_kv_from_the_oldest_leaf() -> None:
@@ -275,6 +322,58 @@ def test_sglang_gives_up_kv_from_the_oldest_leaf() -> None:
     world.serve("dd")
     world.pool.release(world.pool.take(world.pool.num_vacant + 1))
     assert not world.pool.holds(b"aab") and world.pool.holds(b"aac")
+
+
+@pytest.mark.parametrize(
+    ("alpha", "victim"),
+    [
+        # By age alone: the image was kept at 0 s, the paths were given back at 1, 3 and 5 s.
+        (0.0, "image aa"),
+        # The image: 0 + 2 x 1. The paths: 0.2, 0.6 and 1, + 2 x 0.6.
+        (2.0, "page aaaa"),
+    ],
+)
+def test_marconi_gives_up_the_node_of_least_recency_and_savings(alpha: float, victim: str) -> None:
+    """Nodes are the ends of "aaaa", "bb" and "cc", each 2 blocks saved for 5 pages, and the image at "aa": 2 for 3."""
+    policy = Marconi(PAGES)
+    world = World(policy)
+    table = world.start("aaaa")
+    assert table is not None
+    world.keep("aa")
+    world.keep("aaaa")
+    world.time += 1.0
+    world.pool.release(table)
+    world.time += 1.0
+    world.serve("bb")
+    world.serve("cc")
+    policy.alpha = alpha
+    before = kept(world)
+    world.pool.release(world.pool.take(world.pool.num_vacant + 1))
+    name, path = victim.split()
+    assert before - kept(world) == {path}
+    assert world.pool.holds(path.encode()) == (name == "image")
+
+
+def test_marconi_gives_up_a_node_whole_and_no_branch_point() -> None:
+    """The image at "aa" is the oldest, and two paths hang on its page: so the ends of these go, "aabb" down to "aa", and then
+    "aa" as the end of a path."""
+    world = World(Marconi(PAGES))
+    tables = [world.start("aabb"), world.start("aac")]
+    world.keep("aa", RungKind.DEMAND)
+    for path, table in zip(("aabb", "aac"), tables, strict=True):
+        assert table is not None
+        world.keep(path)
+        world.time += 1.0
+        world.pool.release(table)
+    world.time += 1.0
+    world.serve("b")
+    paths = ("a", "aa", "aab", "aabb", "aac", "b")
+    gone = []
+    for _ in range(5):
+        before = [path for path in paths if world.pool.holds(path.encode())]
+        world.pool.release(world.pool.take(world.pool.num_vacant + 1))
+        gone += [path for path in before if not world.pool.holds(path.encode())]
+    assert gone == ["aabb", "aab", "aac", "aa", "a"] and kept(world) == {"b"}
 
 
 def test_marconi_weighs_recency_and_savings() -> None:
@@ -301,9 +400,3 @@ def test_clairvoyant_gives_up_what_is_used_last() -> None:
     foresight.uses.update(dict.fromkeys(keys_of("aaaa"), 10.0) | dict.fromkeys(keys_of("bbbb"), 99.0))
     world.pool.release(world.pool.take(1))
     assert kept(world) == {"aaaa"}
-
-
-def test_vllm_align_is_one_queue() -> None:
-    from atom.replay.policies.lru import LRU
-
-    assert isinstance(make("vllm-align"), LRU)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -53,13 +54,48 @@ def test_a_file(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{}", "[]", '{"token_bytes": 0, "image_bytes": 1}', '{"token_bytes": 1, "image_bytes": -1}']
+    ("text", "message"),
+    [
+        ("", "Expecting value"),
+        ("[]", "use an object of token_bytes, image_bytes, block_grid"),
+        ("[" * 100_000, "recursion"),
+        ("{}", "the field 'token_bytes' is missing"),
+        ('{"token_bytes": 0, "image_bytes": 1}', "the field 'token_bytes' is 0: use a number from 1"),
+        ('{"token_bytes": 0.001, "image_bytes": 1}', "the field 'token_bytes' is 0.001: use a number from 1"),
+        ('{"token_bytes": 1e308, "image_bytes": 1}', "the field 'token_bytes' is 1e+308: use a number from 1"),
+        ('{"token_bytes": NaN, "image_bytes": 1}', "the field 'token_bytes' is nan: use a number from 1"),
+        ('{"token_bytes": "9", "image_bytes": 1}', "the field 'token_bytes' is '9': use a number from 1"),
+        ('{"token_bytes": 1, "image_bytes": -1}', "the field 'image_bytes' is -1: use a whole number from 0"),
+        ('{"token_bytes": 1, "image_bytes": 1.9}', "the field 'image_bytes' is 1.9: use a whole number from 0"),
+        ('{"token_bytes": 1, "image_bytes": 1, "block_grid": 1.9}', "the field 'block_grid' is 1.9: use a whole"),
+        ('{"token_bytes": 1, "image_bytes": 1, "grid": 1}', "use an object of token_bytes, image_bytes, block_grid"),
+    ],
 )
-def test_a_bad_file_is_refused(tmp_path: Path, text: str):
+def test_a_bad_file_is_refused(tmp_path: Path, text: str, message: str):
     path = tmp_path / "bad.json"
     path.write_text(text)
-    with pytest.raises(ValueError, match=r"bad\.json: "):
+    with pytest.raises(ValueError, match=rf"bad\.json: not a geometry: .*{re.escape(message)}"):
         read_geometry(str(path))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (None, "no config.json in "),
+        ([], "use a JSON object with architectures, a list of names"),
+        ({"architectures": 5}, "use a JSON object with architectures, a list of names"),
+        ({"architectures": ["None"]}, "unsupported architecture: None"),
+        ({"architectures": ["Qwen3ForCausalLM"]}, "cannot parse "),
+        ({"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "num_hidden_layers": 0}, "keeps no KV"),
+    ],
+)
+def test_a_bad_folder_is_refused(tmp_path: Path, config: object, message: str):
+    if config is not None:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=re.escape(message)) as refused:
+        read_geometry(str(tmp_path))
+    assert str(refused.value).startswith(f"--model-geometry={tmp_path}: ")
+    assert len(str(refused.value).splitlines()) == 1
 
 
 def test_other_names_and_ranks_are_refused(tmp_path: Path):

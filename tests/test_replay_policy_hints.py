@@ -39,7 +39,8 @@ class Spy(GuessesFirst):
 @pytest.fixture(name="spy")
 def spy_fixture(monkeypatch):
     made = []
-    monkeypatch.setitem(policies.POLICIES, "spy", lambda context: made.append(Spy()) or made[-1])
+    entry = policies.NamedPolicy(lambda context: made.append(Spy()) or made[-1])
+    monkeypatch.setitem(policies.POLICIES, "spy", entry)
     return made
 
 

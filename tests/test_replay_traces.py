@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import random
+import threading
 from array import array
 
 import pytest
@@ -15,6 +17,9 @@ from atom.replay.trace import keep_sessions, prepare
 from atom.replay.traces import TraceError, read_trace
 from tests.replay_traces import SHARED
 
+PLAIN = {"tokens": [1]}
+HEADER = {"atom_trace": 1, "block_size": 64}
+RECORDED = {"t": 0.0, "in": 64, "out": 64, "keys": ["ab", "cd"]}
 MOONCAKE = {"timestamp": 1500, "input_length": 1030, "output_length": 7, "hash_ids": [4, 9, 2]}
 
 
@@ -25,7 +30,7 @@ def write(path, *lines, zipped=False):
 
 
 def agent_request(time, tokens, ids, **more):
-    return {"t": time, "type": "n", "in": tokens, "out": 5, "hash_ids": ids} | more
+    return {"t": time, "in": tokens, "out": 5, "hash_ids": ids} | more
 
 
 def agent_session(*requests, **more):
@@ -98,22 +103,54 @@ def test_plain_lines_without_times_are_sessions(tmp_path):
     [
         ([MOONCAKE, "{"], r"t:2: not JSON"),
         ([MOONCAKE, "[]"], r"t:2: a line must be a JSON object"),
+        ([PLAIN, '{"tokens": [' + "9" * 5000 + "]}"], r"t:2: a number has too many digits"),
+        ([PLAIN, '{"tokens": ' + "[" * 100_000], r"t:2: objects or lists are nested too deeply"),
         ([MOONCAKE, "", {"timestamp": 1}], r"t:3: the field 'hash_ids' is missing"),
         ([MOONCAKE | {"hash_ids": [1]}], r"t:1: 1 block ids, and 1030 tokens have 2 full blocks"),
-        ([MOONCAKE | {"input_length": 0}], r"t:1: a request of 0 prompt"),
-        ([MOONCAKE | {"input_length": "9"}], r"t:1: "),
-        ([MOONCAKE | {"timestamp": float("nan")}], r"t:1: a time of nan"),
-        ([MOONCAKE | {"hash_ids": 3}], r"t:1: "),
+        ([MOONCAKE | {"hash_ids": 3}], r"t:1: the field 'hash_ids' is 3: use a list of ids"),
+        ([MOONCAKE | {"hash_ids": "abc"}], r"t:1: the field 'hash_ids' is 'abc': use a list of ids"),
+        ([MOONCAKE | {"hash_ids": [1, [2]]}], r"t:1: the field 'hash_ids' is \[1, \[2\]\]: use a list of ids"),
+        ([MOONCAKE | {"hash_ids": [1, 1]}], r"t:1: block 1 comes after another one elsewhere"),
+        ([MOONCAKE, MOONCAKE | {"hash_ids": [7, 9]}], r"t:2: block 2 comes after another one elsewhere"),
+        ([MOONCAKE | {"input_length": 0}], r"t:1: the field 'input_length' is 0: use a whole number from 1"),
+        ([MOONCAKE | {"input_length": "9"}], r"t:1: the field 'input_length' is '9': use a whole number from 1"),
+        ([MOONCAKE | {"output_length": 2.5}], r"t:1: the field 'output_length' is 2.5: use a whole number from 0"),
+        ([MOONCAKE | {"output_length": 10**12}], r"t:1: the field 'output_length' is 1000000000000: use a whole"),
+        ([MOONCAKE | {"timestamp": float("nan")}], r"t:1: the field 'timestamp' is nan: use a number from 0 to"),
+        ([MOONCAKE | {"timestamp": 10**400}], r"t:1: the field 'timestamp' is 10*\.\.\.0*: use a number from 0 to"),
+        ([agent_session(agent_request(0, 64, [1]), block_size=0)], r"t:1: the field 'block_size' is 0: use a whole"),
+        (
+            [agent_session(agent_request(0, 64, [1]), block_size=-64)],
+            r"t:1: the field 'block_size' is -64: use a whole",
+        ),
+        ([agent_session(agent_request(0, 64, [1]), hash_id_scope="Local")], r"is 'Local': use local or global"),
+        ([agent_session(agent_request(0, 64, [1], out=2.5))], r"t:1: the field 'out' is 2.5: use a whole number"),
+        ([agent_session(agent_request(0, 64, [1], out=True))], r"t:1: the field 'out' is True: use a whole number"),
+        ([agent_session(agent_request(0, 64, [1], stop=3))], r"t:1: the field 'stop' is 3: use a text"),
+        ([agent_session(agent_request("0", 64, [1]))], r"t:1: the field 't' is '0': use a number"),
+        ([agent_session(3)], r"t:1: the field 'requests' is \[3\]: use a list of objects"),
+        ([agent_session(), agent_session()], r"t: the trace holds no requests"),
         (
             [agent_session(agent_request(0, 64, [1])), agent_session(block_size=32)],
             r"t:2: a block size of 32 after one",
         ),
         ([agent_session({"type": "subagent", "t": 1})], r"t:1: the field 'requests' is missing"),
-        ([{"what": 1}], r"t:1: of no known format"),
-        ([{"tokens": ["a"]}], r"t:1: tokens must be a list of token ids"),
-        ([{"tokens": [1], "t": float("inf")}], r"t:1: a time of inf"),
-        ([{"tokens": [-1]}], r"t:1: tokens must be a list of token ids"),
-        ([], r"t: holds no request"),
+        (["", {"what": 1}], r"t:2: of no known format"),
+        ([{"tokens": ["a"]}], r"t:1: the field 'tokens' is \['a'\]: use a list of token ids"),
+        ([{"tokens": []}], r"t:1: a prompt without tokens"),
+        ([{"tokens": [-1]}], r"t:1: the field 'tokens' is \[-1\]: use token ids from 0"),
+        ([PLAIN | {"t": float("inf")}], r"t:1: the field 't' is inf: use a number from 0"),
+        ([PLAIN | {"t": 1.8e12}], r"t:1: the field 't' is 1800000000000.0: use a number from 0"),
+        ([PLAIN | {"session": [1]}], r"t:1: the field 'session' is \[1\]: use a text or a number"),
+        ([{"text": 5}], r"t:1: the field 'text' is 5: use a text"),
+        ([HEADER], r"t: the trace holds no requests"),
+        ([HEADER | {"block_size": 0}, RECORDED], r"t:1: the field 'block_size' is 0: use a whole number"),
+        ([HEADER | {"atom_trace": 2}, RECORDED], r"t:1: the field 'atom_trace' is 2: use 1"),
+        ([HEADER, RECORDED, HEADER | {"block_size": 32}], r"t:3: a block size of 32 after one of 64"),
+        ([HEADER, RECORDED | {"keys": "abcd"}], r"t:2: the field 'keys' is 'abcd': use a list of texts"),
+        ([HEADER, RECORDED | {"keys": ["xy"]}], r"t:2: the field 'keys' is \['xy'\]: use hex digits"),
+        ([HEADER, RECORDED | {"keys": ["ab", "cd", "ef"]}], r"t:2: 3 keys, and 64 \+ 64 tokens have 1 to 2 full"),
+        ([], r"t: the trace holds no requests"),
     ],
 )
 def test_bad_lines_are_refused_with_their_number(tmp_path, lines, message):
@@ -121,11 +158,28 @@ def test_bad_lines_are_refused_with_their_number(tmp_path, lines, message):
         read_trace(write(tmp_path / "t", *lines))
 
 
-def test_a_cut_gzip_file_is_refused(tmp_path):
-    path = write(tmp_path / "t", *[MOONCAKE | {"timestamp": random.random()} for _ in range(500)], zipped=True)
-    path.write_bytes(path.read_bytes()[:-50])
-    with pytest.raises(TraceError, match=r"t:\d+: "):
+def test_bytes_that_are_no_text_are_refused_with_their_line(tmp_path):
+    path = write(tmp_path / "t", *[PLAIN] * 9)
+    path.write_bytes(path.read_bytes() + b'{"text": "\xff"}\n')
+    with pytest.raises(TraceError, match=r"t:10: not JSON: "):
         read_trace(path)
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-50], lambda data: data + data[:10] + b"\xff" * 50])
+def test_a_damaged_gzip_file_is_refused(tmp_path, damage):
+    path = write(tmp_path / "t", *[MOONCAKE | {"timestamp": random.random()} for _ in range(500)], zipped=True)
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(TraceError, match=r"t:\d+: not a whole gzip file: "):
+        read_trace(path)
+
+
+def test_a_pipe_is_read_once(tmp_path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    writer = threading.Thread(target=path.write_bytes, args=(gzip.compress(json.dumps(MOONCAKE).encode()),))
+    writer.start()
+    assert len(read_trace(path).requests) == 1
+    writer.join()
 
 
 def test_sessions_are_shuffled_by_a_seed_and_cut(tmp_path):
@@ -139,6 +193,13 @@ def test_sessions_are_shuffled_by_a_seed_and_cut(tmp_path):
 
     assert order(None) == list(range(1, 9)) and order(None, 3) == [1, 2, 3]
     assert order(5) == order(5) != order(None) and sorted(order(5)) == order(None)
+
+
+def test_a_timed_trace_is_one_session(tmp_path):
+    """A shuffle of sessions leaves its requests in the order of time."""
+    trace = read_trace(write(tmp_path / "t", *[PLAIN | {"t": time} for time in range(20)]))
+    keep_sessions(trace, 1, random.Random(1))
+    assert [request.time for request in trace.requests] == list(range(20))
 
 
 SHARED_FILES = [

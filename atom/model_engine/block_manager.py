@@ -107,10 +107,15 @@ class BlockManager:
 
     # Admission
 
-    def compute_keys(self, seq: Sequence) -> None:
-        """Compute the prompt's block keys, once a request. O(prompt)."""
+    def queue(self, seq: Sequence, first: bool = False) -> None:
+        """``seq`` waits to be admitted, behind all others or ``first``. Computes its keys where it has none. O(prompt)."""
         if self.enabled:
             self.hasher.extend(seq.block_keys, seq.key_root, seq.token_ids, seq.num_tokens // self.block_size)
+            self.pool.policy.queued(seq.request_id, seq.block_keys, first)
+
+    def unqueue(self, seq: Sequence) -> None:
+        """``seq`` is dropped while it waits."""
+        self.pool.policy.unqueued(seq.request_id, admitted=False)
 
     def find(self, seq: Sequence) -> Hit:
         """Longest published prefix, then the rightmost boundary every state class resumes from. O(blocks)."""
@@ -156,11 +161,13 @@ class BlockManager:
     def allocate(self, seq: Sequence, hit: Hit) -> None:
         """Claim the hit's pages, take fresh ones for the rest of the tokens and slots, queue the restore."""
         first = seq.num_cached_tokens is None
-        if first:
-            self.pool.policy.admitted(seq.block_keys, hit.matched, hit.cached)
+        policy = self.pool.policy
+        policy.unqueued(seq.request_id, admitted=True)
+        if first and seq.counted:
+            policy.admitted(seq.block_keys, hit.matched, hit.cached)
             self.answers.admitted(seq.block_keys, seq.token_ids)
         else:
-            self.pool.policy.readmitted(seq.block_keys[: seq.num_prompt_tokens // self.block_size])
+            policy.readmitted(seq.block_keys[: seq.num_prompt_tokens // self.block_size])
         self.pool.claim(hit.blocks)
         if hit.source is not None:
             assert self.states is not None

@@ -137,6 +137,7 @@ class BlockPool:
             if key is not None and self._references[block] == 1:
                 del self._index[key]
                 self._keys[block] = None
+                self.policy.withdrawn(block)
                 self.on_evict(key)
 
     def publish(self, block: BlockId, key: BlockKey, depth: int = 0, parent: BlockKey | None = None) -> bool:

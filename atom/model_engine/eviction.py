@@ -61,8 +61,17 @@ class EvictionPolicy(Protocol):
         """A request with these block keys is admitted for the first time; it found ``matched`` blocks and resumes after
         ``cached`` of them. Called before its pages are claimed."""
 
+    def queued(self, request_id: str, keys: Sequence[BlockKey], first: bool = False) -> None:
+        """A request waits to be admitted, behind all others or ``first``; ``keys``: of its blocks, not changed while it does."""
+
+    def unqueued(self, request_id: str, admitted: bool) -> None:
+        """It waits no longer: it is about to be admitted, or dropped."""
+
     def readmitted(self, keys: Sequence[BlockKey]) -> None:
-        """A request that was preempted runs again; ``keys`` are those of its prompt."""
+        """A request that was preempted, or another sample of an admitted one, runs; ``keys`` are those of its prompt."""
+
+    def withdrawn(self, block: BlockId) -> None:
+        """A live page is found under no key any more; what is cached behind it is lost."""
 
     def add_blocks(self, blocks: Sequence[BlockId], ending: Ending | None) -> None:
         """One request let go of these pages and nobody else holds them; the deepest first.

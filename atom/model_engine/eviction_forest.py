@@ -78,10 +78,10 @@ class Forest:
 
     # Pages
 
-    def add(self, blocks: Sequence[BlockId]) -> Segment:
-        """Pages of one path, the deepest first; returns the deepest segment made of them."""
+    def add(self, blocks: Sequence[BlockId]) -> list[Segment]:
+        """Pages of one path, the deepest first; returns the segments made of them, likewise."""
         depth_of = self.pool.depth_of
-        deepest = None
+        made = []
         start = 0
         while start < len(blocks):
             top = depth_of(blocks[start])
@@ -91,11 +91,9 @@ class Forest:
                 stop = start + 1
                 while stop < len(blocks) and depth_of(blocks[stop]) == top - (stop - start):
                     stop += 1
-            segment = self._add_run(list(reversed(blocks[start:stop])))
-            deepest = deepest or segment
+            made.append(self._add_run(list(reversed(blocks[start:stop]))))
             start = stop
-        assert deepest is not None
-        return deepest
+        return made
 
     def _add_run(self, run: list[BlockId]) -> Segment:
         base = self.pool.depth_of(run[0])
@@ -192,6 +190,14 @@ class Forest:
             if (owner := self.owner(parent)) is not None:
                 owner.joints.remove(self.pool.depth_of(parent) + 1)
                 self.changed(owner)
+
+    def orphan(self, page: BlockId) -> None:
+        """What hangs on ``page``, which is not cached, is lost: nobody finds the way to it. O(segments) if anything does."""
+        if self._children.pop(page, None) is None:
+            return
+        for segment in [segment for segment in self._segments if segment.parent == page]:
+            segment.parent = None
+            self.changed(segment)
 
     # Images
 

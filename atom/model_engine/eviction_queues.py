@@ -16,12 +16,15 @@ class CheckpointQueues:
     """Guesses, superseded anchors and the ends of answers may go alone, the ends of the newest prompts only in need.
 
     Those that may go alone wait in one queue for each kind and size of what they save, the longest waiting first, so that
-    the heads are enough to find the least. Every operation is O(1) amortised but :meth:`least`, which is O(queues).
+    the heads are enough to find the least. What a queued request would resume from waits apart, the latest filed going
+    first. Every operation is O(1) amortised but :meth:`least`, which is O(queues).
     """
 
     def __init__(self) -> None:
         self._weak: dict[tuple[Kind, int], Queue] = {}
         self._newest: Queue = OrderedDict()
+        self._awaited: Queue = OrderedDict()
+        self._awaited_newest: Queue = OrderedDict()
         self._queue_of: dict[Checkpoint, Queue] = {}
 
     def __len__(self) -> int:
@@ -38,7 +41,10 @@ class CheckpointQueues:
         before = self._queue_of.get(image)
         if before is not None:
             del before[image]
-        queue = self._weak_queue(boundary) if self.may_go_alone(image, boundary) else self._newest
+        if self.may_go_alone(image, boundary):
+            queue = self._weak_queue(boundary) if boundary.ticket is None else self._awaited
+        else:
+            queue = self._newest if boundary.ticket is None else self._awaited_newest
         queue[image] = boundary
         self._queue_of[image] = queue
 
@@ -58,11 +64,15 @@ class CheckpointQueues:
             image, boundary = next(iter(queue.items()))
             if (worth := value(boundary)) < least_value:
                 least, least_value = image, worth
+        for image in reversed(self._awaited):
+            if (worth := value(self._awaited[image])) < least_value:
+                least, least_value = image, worth
+            break
         return least, least_value
 
     def in_need(self) -> Checkpoint | None:
-        """What goes when nothing else is left: the newest anchor that was filed longest ago."""
-        return next(iter(self._newest), None)
+        """What goes when nothing else is left: the newest anchor that was filed longest ago, those awaited last."""
+        return next(iter(self._newest), None) or next(reversed(self._awaited_newest), None)
 
     def may_go_alone(self, image: Checkpoint, boundary: Boundary) -> bool:
         """Whether its path has another newest anchor, or never hung on it."""

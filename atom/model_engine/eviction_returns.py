@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from enum import Enum
+from itertools import islice
 from math import inf
+from typing import TYPE_CHECKING
 
 from atom.model_engine.eviction import Ending
 from atom.model_engine.ids import BlockKey
 from atom.model_engine.state_cache import Checkpoint, CheckpointStatus
+
+if TYPE_CHECKING:
+    from atom.model_engine.eviction_waiting import Ticket
 
 EDGES = tuple(0.5 * 2.0**i for i in range(11))
 """Idle times, in seconds, between the buckets: half a second to 512 seconds."""
@@ -26,6 +31,9 @@ MOST_RETURNS = 3
 HALF_LIFE = 512.0
 """Boundaries of a kind that halve the weight of what was learned before them."""
 
+
+FORGET_TRIES = 8
+"""Boundaries that are looked at to forget one whose checkpoint is gone."""
 
 GAP_WEIGHT = 1 / 4
 """Weight of the latest time between two returns to a boundary in their running mean."""
@@ -64,7 +72,8 @@ class Boundary:
     ``end``: blocks before it. ``image``: its latest checkpoint. ``since``: when it began to wait, in seconds, as ``kind``,
     and ``bucket``: how many edges of idle time it has passed. ``returns``: how often its path has come back. ``below``: the
     next checkpoint on the way to the root. ``lost``: ends of paths whose checkpoint is gone, so that they resume here.
-    ``heir``: where it is itself such an end. ``times``: what is known of its kind.
+    ``heir``: where it is itself such an end. ``times``: what is known of its kind. ``tickets``: of queued requests that would
+    resume here, in order.
     ``sibling``: the other end of the same request. ``gap``: running mean of the time between returns, in seconds, and
     ``pace`` its class when it began to wait. ``turn``: counts its waits; not above 0 while it does not wait.
     """
@@ -84,6 +93,7 @@ class Boundary:
         "role",
         "sibling",
         "since",
+        "tickets",
         "times",
         "turn",
     )
@@ -106,11 +116,20 @@ class Boundary:
         self.sibling: Boundary | None = None
         self.gap = SHORTEST_WAIT
         self.pace = 0
+        self.tickets: list[Ticket] = []
 
     @property
     def is_kept(self) -> bool:
         """Whether its checkpoint can still be resumed from."""
         return self.image is not None and self.image.status is CheckpointStatus.READY
+
+    @property
+    def ticket(self) -> Ticket | None:
+        """Of the queued requests that would resume here the first. O(1) amortised."""
+        tickets = self.tickets
+        while tickets and tickets[0].boundary is not self:
+            del tickets[0]
+        return tickets[0] if tickets else None
 
     @property
     def gain(self) -> int:
@@ -177,10 +196,10 @@ class ReturnTimes:
         if known is None:
             known = self._known[key] = Boundary(role, returns)
             if len(self._known) > self.capacity:
-                self.forget(next(iter(self._known)))
+                self._forget_one()
         else:
             self._known.move_to_end(key)
-            self._stop(known)
+            self.stop(known)
             known.returns = max(known.returns, returns)
             known.role = role
             known.lost = []
@@ -191,7 +210,16 @@ class ReturnTimes:
 
     def forget(self, key: BlockKey) -> None:
         """It is not waiting any more and will not be recognised."""
-        self._stop(self._known.pop(key))
+        self.stop(self._known.pop(key))
+
+    def _forget_one(self) -> None:
+        """Forget what was neither kept nor resumed for longest, if the first few are not all kept."""
+        for key in islice(self._known, FORGET_TRIES):
+            if not self._known[key].is_kept:
+                self.forget(key)
+                return
+        for _ in range(FORGET_TRIES):
+            self._known.move_to_end(next(iter(self._known)))
 
     def deepest(self, keys: Sequence[BlockKey]) -> Boundary | None:
         """The deepest boundary known on this path. O(blocks behind it)."""
@@ -200,7 +228,7 @@ class ReturnTimes:
 
     def wait(self, boundary: Boundary, now: float) -> None:
         """It waits from now on, as what it is now."""
-        self._stop(boundary)
+        self.stop(boundary)
         boundary.turn = 1 - boundary.turn
         boundary.since = now
         boundary.bucket = 0
@@ -211,7 +239,8 @@ class ReturnTimes:
         self._aging[0].append((now, boundary.turn, boundary))
         self._due = min(self._due, now + EDGES[0])
 
-    def _stop(self, boundary: Boundary) -> None:
+    def stop(self, boundary: Boundary) -> None:
+        """It does not wait any more, and nothing is learned of it."""
         if boundary.turn > 0:
             boundary.times.inside[boundary.bucket] -= 1
             boundary.turn = -boundary.turn
@@ -221,6 +250,8 @@ class ReturnTimes:
         self.advance(now)
         if boundary.turn > 0:
             boundary.times.add(boundary.times.came, boundary.bucket)
+        if boundary.image is not None and boundary.image.key in self._known:
+            self._known.move_to_end(boundary.image.key)
         boundary.returns += 1
         boundary.gap += (min(now - boundary.since, SHORTEST_WAIT) - boundary.gap) * GAP_WEIGHT
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import heapq
+from bisect import insort
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from math import inf
+from operator import attrgetter
 
 from atom.model_engine.eviction import Ending, EvictionPolicy, PoolView
 from atom.model_engine.eviction_forest import Forest, Segment
 from atom.model_engine.eviction_queues import CheckpointQueues
 from atom.model_engine.eviction_returns import Boundary, Kind, ReturnTimes, Role
+from atom.model_engine.eviction_waiting import Ticket, WaitingRequests
 from atom.model_engine.ids import BlockId, BlockKey
 from atom.model_engine.placement import RungKind
 from atom.model_engine.state_cache import Checkpoint, CheckpointStatus
@@ -25,6 +28,11 @@ SWEEP = 4096
 """Segments are filed this often between two sweeps of what was filed before and holds no more."""
 
 Entry = tuple[float, int, Segment, int]
+
+Place = tuple[Kind, int, bool] | str | None
+"""Units of one place behave alike, but for their age."""
+
+AWAITED = "awaited"
 
 
 class ByValue(EvictionPolicy):
@@ -46,7 +54,8 @@ class ByValue(EvictionPolicy):
         self.returns = self.returns_type()
         self._count = 0
         self._unresumable: list[Entry] = []
-        self._units: dict[tuple[Kind, int, bool] | None, list[Entry]] = {}
+        self._units: dict[Place, list[Entry]] = {}
+        self.queue = WaitingRequests()
         self.queues = self.queues_type()
         # By last prompt block: the prompt's blocks, the returns of its path, the keys an anchor of its may have.
         self._open: OrderedDict[BlockKey, tuple[int, int, Sequence[BlockKey]]] = OrderedDict()
@@ -81,7 +90,16 @@ class ByValue(EvictionPolicy):
         now = self.pool.now()
         target = self.returns.deepest(keys)
         returns = 0
-        if target is not None:
+        if target is not None and target.end == len(keys) and target.role in (Role.PROMPT, Role.ANSWER):
+            # Its own end, which does not wait while it runs: the path went on by less than a block, or not at all.
+            self.returns.came_back(target, now)
+            returns, sibling = target.returns, target.sibling
+            if target.role is Role.ANSWER:
+                target.role = Role.PROMPT
+                if sibling is not None and sibling.role is Role.PROMPT:
+                    self._pass(sibling, now)
+            self.returns.stop(target)
+        elif target is not None:
             self.returns.came_back(target, now)
             # Who branches off a shared prefix begins a path of its own.
             returns = target.returns if target.role in (Role.PROMPT, Role.ANSWER) else 0
@@ -95,8 +113,40 @@ class ByValue(EvictionPolicy):
 
     def readmitted(self, keys: Sequence[BlockKey]) -> None:
         if keys:
-            ends = (self.returns.get(key) for key in keys[-2:])
-            self._start(keys, max((end.returns for end in ends if end is not None), default=0))
+            ends = [end for key in keys[-2:] if (end := self.returns.get(key)) is not None]
+            for end in ends:
+                self.returns.stop(end)
+            self._start(keys, max((end.returns for end in ends), default=0))
+
+    # The queue
+
+    def queued(self, request_id: str, keys: Sequence[BlockKey], first: bool = False) -> None:
+        """O(its blocks), once it is among the first."""
+        self.queue.add(request_id, keys, first)
+        self._come_near()
+
+    def unqueued(self, request_id: str, admitted: bool) -> None:
+        ticket = self.queue.leave(request_id, self.pool.now(), admitted)
+        if ticket is not None:
+            self._move(ticket, None)
+            self._come_near()
+
+    def _come_near(self) -> None:
+        for ticket in self.queue.come_near():
+            known = map(self.returns.get, reversed(ticket.keys))
+            self._move(ticket, next((end for end in known if end is not None and end.is_kept), None))
+
+    def _move(self, ticket: Ticket, boundary: Boundary | None) -> None:
+        """``ticket`` would resume at ``boundary`` from now on."""
+        before = ticket.boundary
+        was_first = before is not None and before.ticket is ticket
+        ticket.boundary = boundary
+        if before is not None and was_first:
+            self._refile(before)
+        if boundary is not None:
+            insort(boundary.tickets, ticket, key=attrgetter("number"))
+            if boundary.ticket is ticket:
+                self._refile(boundary)
 
     def _start(self, keys: Sequence[BlockKey], returns: int) -> None:
         """A request runs whose prompt has ``keys``, on a path that came back ``returns`` times."""
@@ -127,20 +177,21 @@ class ByValue(EvictionPolicy):
         self.add_blocks((block,), None)
 
     def add_blocks(self, blocks: Sequence[BlockId], ending: Ending | None) -> None:
-        segment = self.forest.add(blocks)
+        segments = self.forest.add(blocks)
         key_of, running = self.pool.key_of, self._open
         # Behind the prompt's last block there is only the answer.
         for block in blocks:
             key = key_of(block)
             if key in running:
-                self._start_waiting(segment, *self._close(key), ending)
-                self._rank(segment)
+                self._start_waiting(segments, *self._close(key), ending)
+                for segment in segments:
+                    self._rank(segment)
                 break
 
-    def _start_waiting(self, segment: Segment, length: int, returns: int, ending: Ending | None) -> None:
+    def _start_waiting(self, segments: Sequence[Segment], length: int, returns: int, ending: Ending | None) -> None:
         """The ends of a prompt of ``length`` blocks and of its answer wait for the next turn."""
         now, sibling = self.pool.now(), None
-        for end, image in reversed(segment.images):
+        for end, image in (entry for segment in segments for entry in reversed(segment.images)):
             boundary = self.returns.get(image.key)
             if boundary is None or end < length - 1:
                 break
@@ -155,6 +206,9 @@ class ByValue(EvictionPolicy):
 
     def _ending_that_counts(self, ending: Ending | None) -> Ending | None:
         return ending
+
+    def withdrawn(self, block: BlockId) -> None:
+        self.forest.orphan(block)
 
     def remove_block(self, block: BlockId) -> None:
         self.forest.remove((block,))
@@ -193,6 +247,9 @@ class ByValue(EvictionPolicy):
         boundary.image, boundary.sibling, boundary.ending = image, None, None
         self._claim_back(boundary)
         self._hang(boundary)
+        for ticket in self.queue.through(key, boundary.end - 1):
+            if ticket.boundary is None or ticket.boundary.end < boundary.end or not ticket.boundary.is_kept:
+                self._move(ticket, boundary)
         if role not in (Role.PROMPT, Role.ANSWER):
             self.returns.wait(boundary, now)
         return boundary
@@ -219,10 +276,16 @@ class ByValue(EvictionPolicy):
                 return
             block = pool.block_of(key)
 
-    def _refile(self, boundary: Boundary | None) -> None:
+    def _refile(self, boundary: Boundary) -> None:
         """What a checkpoint is to its path has changed."""
-        if boundary is not None and boundary.image is not None and boundary.image in self.queues:
-            self.queues.file(boundary.image, boundary)
+        image = boundary.image
+        if image is None or image not in self.queues:
+            return
+        self.queues.file(image, boundary)
+        block = self.forest.block_of(image)
+        owner = self.forest.owner(block) if block is not None else None
+        if owner is not None and owner.images[-1][1] is image:
+            self._rank(owner)
 
     def remove_image(self, image: Checkpoint) -> None:
         boundary = self.returns.get(image.key)
@@ -269,7 +332,10 @@ class ByValue(EvictionPolicy):
     def _bequeath(self, boundary: Boundary) -> None:
         """Whoever comes back to the end of a path resumes from the next checkpoint below, once this one is gone."""
         gain, below = boundary.gain, boundary.below
-        if gain == boundary.end or below is None:
+        below = below if gain < boundary.end else None
+        for ticket in [ticket for ticket in boundary.tickets if ticket.boundary is boundary]:
+            self._move(ticket, below)
+        if below is None:
             return
         ends = [end for end in (boundary, *boundary.lost, *below.lost) if end.role in (Role.PROMPT, Role.ANSWER)]
         below.lost, boundary.lost = ends[:MOST_HEIRS], []
@@ -282,6 +348,9 @@ class ByValue(EvictionPolicy):
         """How soon something is expected to resume here: by its own kind, or as one of the ends that fall back on it."""
         urgency = self.returns.urgency
         here = urgency(boundary, now)
+        ticket = boundary.ticket
+        if ticket is not None:
+            here = max(here, 1 / self.queue.wait(ticket))
         return max((here, *(urgency(end, now) for end in boundary.lost if end.role is not Role.OLDER)))
 
     def _least_image(self, now: float) -> tuple[Checkpoint | None, float]:
@@ -323,9 +392,13 @@ class ByValue(EvictionPolicy):
             heapq.heappush(self._unresumable, (segment.released, self._count, segment, segment.version))
             return
         boundary = self._top(segment)
-        place, since = None, segment.released
+        place: Place = None
+        since = segment.released
         if boundary is not None:
             place, since = (boundary.kind, boundary.pace, bool(boundary.lost)), boundary.since
+            if (ticket := boundary.ticket) is not None:
+                # Of those that somebody waits for the last in the queue goes first.
+                place, since = AWAITED, -ticket.number
         heapq.heappush(self._units.setdefault(place, []), (since, self._count, segment, segment.version))
 
     def _sweep(self) -> None:

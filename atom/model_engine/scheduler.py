@@ -48,7 +48,7 @@ class Scheduler:
         capacity = self.block_manager.pool.num_blocks * self.block_manager.block_size
         if seq.max_tokens > capacity:
             raise ValueError(f"the request may grow to {seq.max_tokens} tokens and the pool holds {capacity}")
-        self.block_manager.compute_keys(seq)
+        self.block_manager.queue(seq)
         self.waiting.append(seq)
 
     def abort(self, request_ids: SequenceOf[str]) -> list[Sequence]:
@@ -62,6 +62,8 @@ class Scheduler:
         if len(dropped) < len(wanted):
             queued = [seq for seq in self.waiting if seq.request_id in wanted]
             if queued:
+                for seq in queued:
+                    self.block_manager.unqueue(seq)
                 self.waiting = deque(seq for seq in self.waiting if seq.request_id not in wanted)
             dropped += queued
         return dropped
@@ -127,6 +129,7 @@ class Scheduler:
 
     def _preempt(self, seq: Sequence) -> None:
         self.block_manager.release(seq)
+        self.block_manager.queue(seq, first=True)
         self.waiting.appendleft(seq)
         self.num_preemptions += 1
 

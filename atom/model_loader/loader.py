@@ -49,9 +49,12 @@ def load_config(folder: str | Path) -> Any:
         raise ValueError(f"no config.json in {folder}")
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"cannot read {path}: {error}") from error
-    model_class(raw.get("architectures"))
+    names = raw.get("architectures") if isinstance(raw, dict) else 0
+    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise ValueError(f"cannot read {path}: use a JSON object with architectures, a list of names")
+    model_class(names)
     from transformers import AutoConfig
 
     try:

@@ -19,40 +19,48 @@ class Future:
     """Uses of each block by the requests of a trace. Built when first asked: O(blocks of all prompts) memory and time.
 
     Times are seconds of the virtual clock. In a trace of sessions a session's future arrivals are estimated from its
-    latest one and the recorded gaps, which delays by queueing do not change.
+    latest one and the recorded gaps, which delays by queueing do not change; a session that has not begun counts as if it
+    began now. A request that waits to be admitted is still to come, and due.
     """
 
     def __init__(self, trace: Trace, due: Sequence[float]) -> None:
         """``due``: arrival of each request by number, in seconds from its session's start, as the clock would have it."""
         self._trace = trace
         self._due = due
-        # Per session: how much later than planned its latest request arrived, and the number of that request.
+        # Per session: how much later than planned its latest request arrived, the number of the latest one admitted.
         self._delay: dict[int, float] = {}
-        self._latest: dict[int, int] = {}
+        self._admitted: dict[int, int] = {}
+        self._last = {request.session: request.index for request in trace.requests}
+        self._now = 0.0
 
     def arrived(self, request: TraceRequest, now: float) -> None:
         """``request`` arrived at ``now``, in seconds."""
+        self._now = now
         self._delay[request.session] = now - self._due[request.index]
-        self._latest[request.session] = request.index
+
+    def admitted(self, request: TraceRequest) -> None:
+        """``request`` found what it will resume, or was refused for good; requests of a session come in order."""
+        self._admitted[request.session] = request.index
 
     def next_use(self, key: BlockKey) -> float:
-        """Time at which a request that has not arrived yet uses the block under ``key``; infinity: none does.
+        """Time at which a request that is not admitted yet uses the block under ``key``; infinity: none does.
 
-        O(log uses).
+        O(log uses) for each session that has the block.
         """
         number = self._numbers.get(key)
         if number is None:
             return NEVER
         offsets, users = self._uses
         low, high = offsets[number], offsets[number + 1]
-        if low == high:
-            return NEVER
-        session = self._trace.requests[users[low]].session
-        index = bisect_right(users, self._latest.get(session, -1), low, high)
-        if index == high:
-            return NEVER
-        user = users[index]
-        return self._due[user] + self._delay.get(session, 0.0)
+        requests, soonest = self._trace.requests, NEVER
+        while low < high:
+            session = requests[users[low]].session
+            end = bisect_right(users, self._last[session], low, high)
+            index = bisect_right(users, self._admitted.get(session, -1), low, end)
+            if index < end:
+                soonest = min(soonest, self._due[users[index]] + self._delay.get(session, self._now))
+            low = end
+        return soonest
 
     @cached_property
     def _numbers(self) -> dict[BlockKey, int]:

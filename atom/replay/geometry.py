@@ -8,7 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from atom.replay import fields
+
 BF16, FP32 = 2, 4
+MOST_BYTES = 10**15
+"""Of a token or an image in a file."""
+LARGEST_GRID = 1_000_000
+"""Tokens."""
+_FILE_FIELDS = ("token_bytes", "image_bytes", "block_grid")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +89,8 @@ GEOMETRIES: dict[str, tuple[int, Callable[[int], Geometry]]] = {
 def read_geometry(name: str, ranks: int | None = None) -> Geometry:
     """A known geometry, one from a JSON file, or that of a model's folder; ``ranks`` None: its usual number.
 
-    The file holds ``{"token_bytes": ..., "image_bytes": ..., "block_grid": 1}``, of one rank. ValueError on what cannot
-    be used, OSError where a file cannot be read.
+    The file holds ``{"token_bytes": ..., "image_bytes": ..., "block_grid": 1}``, of one rank, in bytes and tokens.
+    ValueError on what cannot be used, OSError where a file cannot be read.
     """
     if name in GEOMETRIES:
         usual, make = GEOMETRIES[name]
@@ -104,14 +111,15 @@ def read_geometry(name: str, ranks: int | None = None) -> Geometry:
 def _of_file(path: Path) -> Geometry:
     try:
         given = json.loads(path.read_text(encoding="utf-8"))
-        geometry = Geometry(
-            path.stem, float(given["token_bytes"]), int(given["image_bytes"]), int(given.get("block_grid", 1))
-        )
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path}: a geometry needs numbers token_bytes and image_bytes: {error!r}") from error
-    if geometry.token_bytes <= 0 or geometry.image_bytes < 0 or geometry.block_grid < 1:
-        raise ValueError(f"{path}: token_bytes and block_grid must be above 0, image_bytes 0 or more")
-    return geometry
+        if not isinstance(given, dict) or not given.keys() <= set(_FILE_FIELDS):
+            raise ValueError(f"use an object of {', '.join(_FILE_FIELDS)}")
+        # From a byte a token on, a block of any size has bytes.
+        token_bytes = fields.number(given, "token_bytes", 1, MOST_BYTES)
+        image_bytes = fields.whole(given, "image_bytes", 0, MOST_BYTES)
+        grid = fields.whole({"block_grid": 1} | given, "block_grid", 1, LARGEST_GRID)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: not a geometry: {error}") from error
+    return Geometry(path.stem, token_bytes, image_bytes, grid)
 
 
 def _of_folder(folder: Path) -> Geometry:
@@ -121,8 +129,13 @@ def _of_folder(folder: Path) -> Geometry:
     from atom.model_loader.loader import load_config
     from atom.models.registry import model_class
 
-    config = load_config(str(folder))
     block = 64
-    spec = model_class(config.architectures).cache_spec(config, config.dtype or torch.float32)
-    layout = CacheLayout.of(spec, block)
+    try:
+        config = load_config(str(folder))
+        spec = model_class(config.architectures).cache_spec(config, config.dtype or torch.float32)
+        layout = CacheLayout.of(spec, block)
+    except (ValueError, ArithmeticError) as error:
+        raise ValueError(f"--model-geometry={folder}: {fields.one_line(error)}") from error
+    if layout.page_bytes < block:
+        raise ValueError(f"--model-geometry={folder}: this model keeps no KV; use one with attention layers")
     return Geometry(folder.resolve().name, layout.page_bytes / block, layout.slot_bytes)

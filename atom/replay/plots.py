@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,21 @@ from atom.model_engine.placement import RungKind
 from atom.replay.report import tokens_text
 from atom.replay.results import Replay
 
+SUFFIXES = (".png", ".svg", ".pdf")
 
-def require() -> None:
-    """Raises ValueError where matplotlib is missing."""
+
+def check(path: Path) -> None:
+    """Raises ValueError where nothing could be drawn to ``path``: no such folder, another kind of file, no matplotlib."""
+    if path.suffix.lower() not in SUFFIXES or path.is_dir():
+        raise ValueError(f"--plot={path}: use the name of a file that ends in {', '.join(SUFFIXES)}")
+    if not path.parent.is_dir():
+        raise ValueError(f"--plot={path}: there is no folder {path.parent}; make it first")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ValueError(f"--plot={path}: may not be written; use another file or folder")
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise ValueError("--plot needs matplotlib: pip install 'atom-engine[plot]'") from None
+        raise ValueError(f"--plot={path}: needs matplotlib: pip install 'atom-engine[plot]'") from None
 
 
 def write(path: Path, replays: Sequence[Replay], results: Sequence[dict[str, Any]]) -> None:

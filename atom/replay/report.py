@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from atom.replay.results import Outcome, Replay
+from atom.replay.results import Replay
 
 CAUSES = {
     "missing_checkpoint": "no state had been kept there",
@@ -20,10 +20,12 @@ def results_table(results: Sequence[dict[str, Any]]) -> Table:
     """One row a replay; percentages are shares of all prompt tokens."""
     first = results[0]
     title = f"{first['trace']}: {first['requests']:,} requests, {first['prompt_tokens']:,} prompt tokens; "
-    title += f"{first['geometry']}, {first['seats']} seats, blocks of {first['block_size']}"
+    title += f"{first['geometry']}, {first['seats']} seats"
     table = Table(title=title)
     for name in (
         "policy",
+        "placement",
+        "block",
         "pool",
         "hit",
         "of ideal",
@@ -36,11 +38,13 @@ def results_table(results: Sequence[dict[str, Any]]) -> Table:
         "extra",
         "refused",
     ):
-        table.add_column(name, justify="left" if name == "policy" else "right")
+        table.add_column(name, justify="left" if name in ("policy", "placement") else "right")
     for r in results:
         read = r["read_back"]
         table.add_row(
             r["policy"],
+            r["placement"],
+            f"{r['block_size']:,}",
             tokens_text(r["pool_tokens"]),
             f"{r['hit_rate']:.2%}",
             f"{r['share_of_ideal']:.1%}",
@@ -56,34 +60,45 @@ def results_table(results: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
-def explain(replay: Replay, count: int) -> Table:
-    """The ``count`` requests that lost most against the ideal, and to what."""
-    lost: list[tuple[int, Outcome, dict[str, int]]] = []
+def explained(replay: Replay, count: int) -> list[dict[str, Any]]:
+    """The ``count`` requests that lost most against the ideal, the worst first; without those that lost nothing.
+
+    ``request``: its number in the order of play. ``session``: its number in the order of the file. ``refused``: longer
+    than the pool. All others are tokens; ``lost`` has them by cause.
+    """
+    size = replay.block_size
+    entries = []
     for outcome in replay.outcomes:
         causes = replay.lost(outcome)
-        lost.append((sum(causes.values()), outcome, causes))
-    lost.sort(key=lambda entry: -entry[0])
-    table = Table(title=f"{replay.policy}, {tokens_text(replay.pool_tokens)}: the requests that lost most")
-    for name in ("request", "session", "prompt", "ideal", "matched", "resumed", "lost", "why"):
-        table.add_column(name, justify="left" if name == "why" else "right")
-    size = replay.block_size
-    for total, outcome, causes in lost[:count]:
-        if not total:
-            break
-        request = outcome.request
-        why = "; ".join(f"{tokens:,}: {CAUSES[cause]}" for cause, tokens in causes.items() if tokens)
-        if outcome.refused:
-            why = "longer than the pool"
-        table.add_row(
-            str(request.index),
-            str(request.session),
-            f"{request.prompt_tokens:,}",
-            f"{replay.ideal(outcome) * size:,}",
-            f"{outcome.matched * size:,}",
-            f"{outcome.cached * size:,}",
-            f"{total:,}",
-            why,
+        entries.append(
+            {
+                "request": outcome.request.index,
+                "session": outcome.request.session,
+                "prompt_tokens": outcome.request.prompt_tokens,
+                "ideal_tokens": replay.ideal(outcome) * size,
+                "matched_tokens": outcome.matched * size,
+                "resumed_tokens": outcome.cached * size,
+                "lost_tokens": sum(causes.values()),
+                "lost": causes,
+                "refused": outcome.refused,
+            }
         )
+    entries.sort(key=lambda entry: -entry["lost_tokens"])
+    return [entry for entry in entries[:count] if entry["lost_tokens"]]
+
+
+def explain(replay: Replay, entries: Sequence[dict[str, Any]]) -> Table:
+    """What :func:`explained` found, one row a request."""
+    table = Table(title=f"{replay.policy}, {tokens_text(replay.pool_tokens)}: the requests that lost most")
+    names = ("request", "session", "prompt", "ideal", "matched", "resumed", "lost")
+    for name in names:
+        table.add_column(name, justify="right")
+    table.add_column("why", justify="left")
+    for entry in entries:
+        why = "; ".join(f"{tokens:,}: {CAUSES[cause]}" for cause, tokens in entry["lost"].items() if tokens)
+        tokens = [f"{entry[f'{name}_tokens']:,}" for name in names[2:]]
+        why = "longer than the pool" if entry["refused"] else why
+        table.add_row(str(entry["request"]), str(entry["session"]), *tokens, why)
     return table
 
 

@@ -96,7 +96,7 @@ class _Simulation:
         self.future = Future(trace, due_times(trace))
         pages_per_image = settings.geometry.pages_per_image(size)
         pool_blocks = max(1, settings.pool_tokens // size)
-        context = PolicyContext(size, pool_blocks, pages_per_image, settings.cost.prefill_rate, self.future)
+        context = PolicyContext(pool_blocks, self.future)
         self.engine: Engine = assemble(
             trace,
             settings.placement,
@@ -152,6 +152,7 @@ class _Simulation:
             except ValueError:
                 # The pool can never hold it: all of its prompt counts as missed.
                 self.result.outcomes.append(Outcome(request, refused=True))
+                self.future.admitted(request)
                 self.engine.keys.forget(request)
                 arrivals.ended(request, time)
                 continue
@@ -162,6 +163,7 @@ class _Simulation:
             entry = self.running[part.seq.request_id]
             hit = part.seq.hit
             if entry.outcome is None and hit is not None:
+                self.future.admitted(entry.request)
                 kept = self._ever_kept(part.seq, entry.request.ideal // self.result.ideal_stride, hit.cached)
                 entry.outcome = Outcome(entry.request, hit.matched, hit.wanted, hit.cached, kept)
 

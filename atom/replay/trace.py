@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from atom.model_engine.eviction import Ending
 from atom.model_engine.ids import BlockKey
 
-ANSWER_MODES = ("echoed", "private", "none")
-
 
 @dataclass(slots=True)
 class TraceRequest:

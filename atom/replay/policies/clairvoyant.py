@@ -41,17 +41,16 @@ class Clairvoyant(ByValue):
             return image
         if leaf is not None:
             return self.forest.pop_last(leaf)
-        weak = (image for image in self.queues if image.superseded or image.is_guess)
-        image = next(weak, None) or next(iter(self.queues), None)
+        image = next(filter(_has_another, self.queues), None) or next(iter(self.queues), None)
         if image is None:
             raise KeyError("nothing may be given up")
         self.remove_image(image)
         return image
 
     def _useless(self, leaf_use: float) -> Checkpoint | None:
-        """A guess or superseded anchor that is used after every leaf, if at all."""
+        """A checkpoint that its path does without, used after every leaf, if at all."""
         for image in self.queues:
-            if (image.superseded or image.is_guess) and self._use(image) >= leaf_use:
+            if _has_another(image) and self._use(image) >= leaf_use:
                 return image
         return None
 
@@ -71,3 +70,8 @@ class Clairvoyant(ByValue):
                 return other
             found = other is image
         return None
+
+
+def _has_another(image: Checkpoint) -> bool:
+    """Whether its path has another newest anchor, or never hung on it."""
+    return image.superseded or image.is_guess

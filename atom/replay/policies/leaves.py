@@ -49,6 +49,9 @@ class Leaves(EvictionPolicy):
         self.forest.remove(blocks)
         self._forget_gone()
 
+    def withdrawn(self, block: BlockId) -> None:
+        self.forest.orphan(block)
+
     def _forget_gone(self) -> None:
         for segment in [s for s in self.leaves if s not in self.forest]:
             del self.leaves[segment]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from atom.model_engine.block_pool import BlockPool
+from atom.model_engine.eviction import PoolView
 from atom.model_engine.ids import BlockId
 from atom.model_engine.state_cache import Checkpoint
 from atom.replay.policies.leaves import Leaves
@@ -11,18 +13,29 @@ STATE_RATIO = 0.9
 
 
 class SGLang(Leaves):
-    """States have a budget of their own and their own order of use, in which only the state that is read is refreshed.
+    """States have a budget of their own and their own order of use; KV goes from the least recently used leaf.
 
-    KV goes from the least recently used leaf. Its pools are apart; here states never exceed their budget, and KV may use
-    what of it is free, which favours it. Its placement: ends of prompts and answers, and branches.
+    When a state is kept or was read and all of them take more pages than their budget, those go at once that were used
+    longest ago and that nobody reads; a place that waits for its state counts. A state's KV stays, and a page of KV takes
+    its state along. Its pools are apart; here KV may use what of the states' budget is free, which favours it.
     """
 
     def __init__(self, pool_blocks: int) -> None:
         super().__init__()
         self.budget = pool_blocks * STATE_RATIO / (1 + STATE_RATIO)
 
+    def attach(self, pool: PoolView) -> None:
+        super().attach(pool)
+        assert isinstance(pool, BlockPool), "states go before the pool asks for it"
+        self.states = pool
+
+    def add_image(self, image: Checkpoint) -> None:
+        super().add_image(image)
+        while self.held and self.states.num_image_pages > self.budget:
+            self.states.give_up_image(self.pop_image(next(iter(self.held))))
+
     def pop_for_image(self) -> BlockId | Checkpoint:
-        if self.held and (len(self.held) + 1) * self.pool.pages_per_image > self.budget:
+        if self.held and self.states.num_image_pages + self.states.pages_per_image > self.budget:
             return self.pop_image(next(iter(self.held)))
         return self.pop()
 

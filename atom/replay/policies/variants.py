@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import inf
 
 from atom.model_engine.eviction import Ending
@@ -10,7 +9,7 @@ from atom.model_engine.eviction_forest import Segment
 from atom.model_engine.eviction_queues import CheckpointQueues
 from atom.model_engine.eviction_returns import SHORTEST_WAIT, Boundary, ReturnTimes, Role
 from atom.model_engine.eviction_value import ByValue
-from atom.model_engine.ids import BlockId, BlockKey
+from atom.model_engine.ids import BlockId
 from atom.model_engine.state_cache import Checkpoint
 from atom.replay.policies.leaves import Leaves
 
@@ -132,9 +131,6 @@ class Frequent(ByValue):
 
 class Sticky(Leaves):
     """The first paths stay: the most recently used leaf goes, then the most recent checkpoint."""
-
-    def admitted(self, keys: Sequence[BlockKey], matched: int, cached: int) -> None:
-        pass
 
     def pop(self) -> BlockId | Checkpoint:
         weak = next((image for image in self.held if image.superseded or image.is_guess), None)
