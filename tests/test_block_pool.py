@@ -123,7 +123,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
         block = data.draw(st.sampled_from(data.draw(st.sampled_from(self.tables))))
         if block in self.filed.values():
             return
-        accepted = self.pool.publish(block, key)
+        accepted = self.pool.publish((block,), (key,)) == 1
         assert accepted == (key not in self.filed)
         if accepted:
             self.filed[key] = block
@@ -191,7 +191,7 @@ def test_tail_goes_first() -> None:
     pool = BlockPool(3, on_evict=lost.append)
     table = pool.take(3)
     for block, key in zip(table, (b"a", b"ab", b"abc"), strict=True):
-        pool.publish(block, key)
+        pool.publish((block,), (key,))
     pool.release(table)
     pool.take(2)
     assert lost == [b"abc", b"ab"]

@@ -151,7 +151,7 @@ def test_a_path_that_is_let_go_keeps_its_last_anchors_fresh() -> None:
     policy = pool.policy
     old, path = pool.take(2), pool.take(4)
     for i, block in enumerate([*old, *path]):
-        pool.publish(block, bytes([i]))
+        pool.publish((block,), (bytes([i]),))
     anchors = [Checkpoint(bytes([i]), RungKind.ANCHOR) for i in (2, 3, 5)]
     ladder = Checkpoint(bytes([4]), RungKind.INTERVAL)
     for image in (*anchors, ladder):
@@ -169,7 +169,7 @@ def test_a_guess_goes_before_a_page_that_carries_an_anchor() -> None:
     pool = BlockPool(4, policy=GuessesFirst())
     pages = pool.take(2)
     for i, block in enumerate(pages):
-        pool.publish(block, bytes([i]))
+        pool.publish((block,), (bytes([i]),))
     anchor, ladder = Checkpoint(bytes([1]), RungKind.ANCHOR), Checkpoint(b"elsewhere", RungKind.INTERVAL)
     pool.policy.add_image(anchor)
     pool.release(pages)

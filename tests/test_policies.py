@@ -105,6 +105,16 @@ class Checked(EvictionPolicy):
     def pop_for_image(self) -> BlockId | Checkpoint:
         return self.took(self.policy.pop_for_image())
 
+    def pop_many(self, limit: int, for_image: bool) -> Sequence[BlockId] | Checkpoint:
+        victims = self.policy.pop_many(limit, for_image)
+        if isinstance(victims, Checkpoint):
+            self.took(victims)
+            return victims
+        assert 1 <= len(victims) <= limit
+        for block in victims:
+            self.took(block)
+        return victims
+
     def took(self, victim: BlockId | Checkpoint) -> BlockId | Checkpoint:
         """What was added may be popped, nothing else; the end of a newest prompt goes alone in need only."""
         if not isinstance(victim, Checkpoint):
@@ -164,7 +174,7 @@ class World:
             self.images.pin(source)
         table = [*matched[:found], *self.pool.take(missing)]
         for i in range(found, len(keys)):
-            self.pool.publish(table[i], keys[i], i, keys[i - 1] if i else None)
+            self.pool.publish((table[i],), (keys[i],), i, keys[i - 1] if i else None)
         if source is not None:
             self.images.unpin(source)
         return table
@@ -188,7 +198,7 @@ class World:
             (page,) = self.pool.take(1)
             table.append(page)
             path += "c"
-            self.pool.publish(page, path.encode(), len(path) - 1, path[:-1].encode())
+            self.pool.publish((page,), (path.encode(),), len(path) - 1, path[:-1].encode())
             self.keep(path)
         return path
 

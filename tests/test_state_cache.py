@@ -380,7 +380,7 @@ class PageMachine(StateCacheMachine):
     def file_page(self, data, key: BlockKey) -> None:
         """A live page enters the index: once given back it is cached, and takes its checkpoint along when it goes."""
         page = data.draw(st.sampled_from(self.live))
-        if page not in self.filed.values() and self.pool.publish(page, key):
+        if page not in self.filed.values() and self.pool.publish((page,), (key,)):
             self.filed[key] = page
 
     @precondition(lambda self: self.named(CheckpointStatus.READY))

@@ -262,10 +262,10 @@ class BlockManager:
         seq.num_computed_tokens = num_computed
         full = num_computed // self.block_size
         if self.enabled and full > seq.num_published_blocks:
-            keys, table, publish = seq.block_keys, seq.block_table, self.pool.publish
+            keys, start = seq.block_keys, seq.num_published_blocks
             self.hasher.extend(keys, seq.key_root, seq.token_ids, full)
-            for i in range(seq.num_published_blocks, full):
-                publish(table[i], keys[i], i, keys[i - 1] if i else None)
+            parent = keys[start - 1] if start else None
+            self.pool.publish(seq.block_table[start:full], keys[start:full], start, parent)
             seq.num_published_blocks = full
         if self.states is not None:
             self.states.advance(seq)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from itertools import filterfalse
 
 from atom.model_engine.eviction import Ending, EvictionPolicy
@@ -83,6 +83,16 @@ class BlockPool:
         """Key of the block before an indexed ``block`` in its prompt; None for the first."""
         return self._parents[block]
 
+    def nearest_above(self, block: BlockId, known: Container[BlockKey]) -> BlockKey | None:
+        """Of the keys before an indexed ``block`` in its prompt the last one that is in ``known``. O(blocks between)."""
+        parents, get = self._parents, self._index.get
+        above: BlockId | None = block
+        while above is not None and (key := parents[above]) is not None:
+            if key in known:
+                return key
+            above = get(key)
+        return None
+
     def block_of(self, key: BlockKey) -> BlockId | None:
         """The page found under ``key``."""
         return self._index.get(key)
@@ -112,18 +122,16 @@ class BlockPool:
     def take(self, count: int) -> list[BlockId]:
         """``count`` pages nobody else holds, their bytes undefined. ValueError if fewer are available. O(count)."""
         self._make_vacant(count)
-        references, taken = self._references, []
-        for _ in range(count):
-            block = self._vacant.pop()
+        references, taken = self._references, self._pop_vacant(count)
+        for block in taken:
             references[block] = 1
-            taken.append(block)
         return taken
 
     def take_for_image(self) -> list[BlockId]:
         """The pages of one image. ValueError if they are not available."""
         self._make_vacant(self.pages_per_image, for_image=True)
         self.num_image_pages += self.pages_per_image
-        return [self._vacant.pop() for _ in range(self.pages_per_image)]
+        return self._pop_vacant(self.pages_per_image)
 
     def release_image(self, pages: Sequence[BlockId]) -> None:
         """An image's pages are vacant again."""
@@ -140,18 +148,24 @@ class BlockPool:
                 self.policy.withdrawn(block)
                 self.on_evict(key)
 
-    def publish(self, block: BlockId, key: BlockKey, depth: int = 0, parent: BlockKey | None = None) -> bool:
-        """File a computed live page under ``key``; ``depth``: the blocks before it in its prompt, the last being ``parent``.
+    def publish(
+        self, blocks: Sequence[BlockId], keys: Sequence[BlockKey], depth: int = 0, parent: BlockKey | None = None
+    ) -> int:
+        """File computed live pages of one path, each under its key. O(blocks).
 
-        False if another page has that key: this one stays private.
+        ``depth``: the blocks before the first one in its prompt, the last being ``parent``. Returns how many are found
+        here now; where another page has a key, this one stays private.
         """
-        if key in self._index:
-            return self._index[key] == block
-        self._index[key] = block
-        self._keys[block] = key
-        self._depths[block] = depth
-        self._parents[block] = parent
-        return True
+        index, key_of, depths, parents = self._index, self._keys, self._depths, self._parents
+        found = 0
+        for block, key in zip(blocks, keys, strict=True):
+            holder = index.setdefault(key, block)
+            if holder == block:
+                found += 1
+                key_of[block], depths[block], parents[block] = key, depth, parent
+            parent = key
+            depth += 1
+        return found
 
     def release(self, blocks: Sequence[BlockId], ending: Ending | None = None) -> None:
         """Give back one hold on each of ``blocks``, in the order of the request; the tail becomes the first to go.
@@ -186,18 +200,26 @@ class BlockPool:
     def _make_vacant(self, count: int, for_image: bool = False) -> None:
         if count > self.num_available:
             raise ValueError(f"{count} pages wanted, {self.num_available} available")
-        pop = self.policy.pop_for_image if for_image else self.policy.pop
         vacant, keys, index, on_evict = self._vacant, self._keys, self._index, self.on_evict
-        while len(vacant) < count:
-            victim = pop()
-            if isinstance(victim, Checkpoint):
-                self.give_up_image(victim)
-            else:
-                key, keys[victim] = keys[victim], None
+        while (missing := count - len(vacant)) > 0:
+            victims = self.policy.pop_many(missing, for_image)
+            if isinstance(victims, Checkpoint):
+                self.give_up_image(victims)
+                continue
+            for block in victims:
+                key, keys[block] = keys[block], None
                 assert key is not None
                 del index[key]
-                vacant.append(victim)
+                vacant.append(block)
                 on_evict(key)
+
+    def _pop_vacant(self, count: int) -> list[BlockId]:
+        """``count`` of the vacant pages, the last one first."""
+        if not count:
+            return []
+        taken = self._vacant[: -count - 1 : -1]
+        del self._vacant[-count:]
+        return taken
 
     def check(self) -> None:
         """AssertionError unless every page is in exactly one place (I5) and the index is consistent. O(pool)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from enum import Enum
 from typing import Protocol
 
@@ -19,7 +19,7 @@ class Ending(Enum):
 
 
 class PoolView(Protocol):
-    """What a policy may look at in the pool it serves. Every look is O(1)."""
+    """What a policy may look at in the pool it serves. Every look is O(1) but :meth:`nearest_above`."""
 
     pages_per_image: int
 
@@ -37,6 +37,10 @@ class PoolView(Protocol):
 
     def parent_of(self, block: BlockId) -> BlockKey | None:
         """Key of the block before an indexed ``block`` in its prompt; None for the first."""
+        ...
+
+    def nearest_above(self, block: BlockId, known: Container[BlockKey]) -> BlockKey | None:
+        """Of the keys before an indexed ``block`` in its prompt the last one that is in ``known``. O(blocks between)."""
         ...
 
     def block_of(self, key: BlockKey) -> BlockId | None:
@@ -89,6 +93,14 @@ class EvictionPolicy(Protocol):
     def pop_for_image(self) -> BlockId | Checkpoint:
         """Like :meth:`pop`, where the pages are wanted for an image and not for live work."""
         return self.pop()
+
+    def pop_many(self, limit: int, for_image: bool) -> Sequence[BlockId] | Checkpoint:
+        """Give up what goes next: a checkpoint, or pages that go one after another, 1 to ``limit``.
+
+        ``for_image``: their place is wanted for an image. KeyError when there is nothing.
+        """
+        victim = self.pop_for_image() if for_image else self.pop()
+        return victim if isinstance(victim, Checkpoint) else (victim,)
 
     @property
     def num_blocks(self) -> int:

@@ -165,13 +165,31 @@ class Forest:
         if segment.images and segment.images[-1][0] > segment.end:
             segment.images.pop()
             del self._block_of[self._image_at.pop(block)]
-        if not segment.blocks:
-            self._drop(segment)
-            if segment.parent is not None:
-                self._unlink(segment.parent)
-        else:
-            self.changed(segment)
+        self._shortened(segment)
         return block
+
+    def pop_tail(self, segment: Segment, limit: int) -> list[BlockId]:
+        """Take the last pages of a leaf, the deepest first: 1 to ``limit``, down to the next checkpoint or joint."""
+        floor = max(
+            segment.base, segment.images[-1][0] if segment.images else 0, segment.joints[-1] if segment.joints else 0
+        )
+        count = min(limit, segment.end - floor)
+        if count <= 1:
+            return [self.pop_last(segment)]
+        taken = segment.blocks[: -count - 1 : -1]
+        del segment.blocks[-count:]
+        self.num_blocks -= count
+        self._shortened(segment)
+        return taken
+
+    def _shortened(self, segment: Segment) -> None:
+        """Its last pages were taken."""
+        if segment.blocks:
+            self.changed(segment)
+            return
+        self._drop(segment)
+        if segment.parent is not None:
+            self._unlink(segment.parent)
 
     def _drop(self, segment: Segment) -> None:
         del self._segments[segment]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from itertools import islice
 from math import inf
@@ -185,6 +185,11 @@ class ReturnTimes:
         # Before this nobody reaches another edge.
         self._due = inf
         self._aging: list[deque[tuple[float, int, Boundary]]] = [deque() for _ in EDGES]
+
+    @property
+    def known(self) -> Mapping[BlockKey, Boundary]:
+        """The boundaries that are remembered."""
+        return self._known
 
     def get(self, key: BlockKey) -> Boundary | None:
         """The boundary that ``key`` ends, if it is remembered."""

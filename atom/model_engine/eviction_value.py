@@ -263,13 +263,13 @@ class ByValue(EvictionPolicy):
 
     def _hang(self, boundary: Boundary) -> None:
         """Find the next checkpoint below. O(blocks between them)."""
-        pool, known = self.pool, self.returns
+        pool, known = self.pool, self.returns.known
         assert boundary.image is not None
         boundary.below, boundary.end = None, 1
         block = pool.block_of(boundary.image.key)
         if block is not None:
             boundary.end = pool.depth_of(block) + 1
-        while block is not None and (key := pool.parent_of(block)) is not None:
+        while block is not None and (key := pool.nearest_above(block, known)) is not None:
             below = known.get(key)
             if below is not None and below.is_kept:
                 boundary.below = below
@@ -297,6 +297,12 @@ class ByValue(EvictionPolicy):
         self.forest.remove_image(image)
 
     # What goes next
+
+    def pop_many(self, limit: int, for_image: bool) -> Sequence[BlockId] | Checkpoint:
+        entry = _head(self._unresumable)
+        if entry is not None:
+            return self.forest.pop_tail(entry[2], limit)
+        return super().pop_many(limit, for_image)
 
     def pop(self) -> BlockId | Checkpoint:
         entry = _head(self._unresumable)
