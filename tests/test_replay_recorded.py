@@ -31,7 +31,8 @@ class Clock:
     """Ticks a second with each request and, as the replay does, a nanosecond with each step."""
 
     def __init__(self) -> None:
-        self.nanoseconds = 0
+        # The first request comes at 0, as in the replay: differences of times round alike.
+        self.nanoseconds = -1
 
     def monotonic(self) -> float:
         return self.nanoseconds / NS
@@ -104,6 +105,37 @@ def test_cache_stats_equal_those_of_the_replay(tmp_path, seed, monkeypatch):
     states = core.block_manager.states
     assert states is not None and result.fates.as_dict() == states.cache.fates.as_dict()
     assert result.stats.cached_tokens > 0 and result.fates.evicted > 0
+
+
+def test_samples_aborts_and_stop_strings_are_played_as_they_were(tmp_path):
+    """Two samples of one prompt, an answer that is aborted, one that a stop string ends, and what follows each of these."""
+    path, size = tmp_path / "trace.jsonl", 4
+    config = EngineConfig(model="recording", block_size=size, max_num_seqs=2, record_trace=str(path))
+    core = EngineCore(config, RecordingRunner(size, 80, 2 + 4, 96, interior_grid=size))
+
+    def ask(name: str, prompt: list[int], count: int, steps: int = 1000, counted: bool = True) -> None:
+        params = SamplingParams(max_tokens=count, temperature=0, ignore_eos=True)
+        core.add_request(EngineRequest(name, prompt, params, counted=counted))
+        for _ in range(steps):
+            core.step()
+
+    first, other, third = list(range(12)), list(range(15, 27)), list(range(30, 42))
+    ask("a", first, 9, steps=0)
+    ask("a again", first, 9, counted=False)
+    ask("aborted", other, 30, steps=12)
+    core.abort_requests(["aborted"])
+    ask("stopped", third, 30, steps=12)
+    core.abort_requests(["stopped"], "stop")
+    for name, prompt in (("b", other), ("c", third)):
+        ask(name, prompt + [1] * 20, 1)
+    core.shutdown()
+    lines = [json.loads(line) for line in path.read_text().splitlines()[1:]]
+    assert [line["stop"] for line in lines] == ["length", "length", "abort", "stop", "length", "length"]
+    assert [line.get("counted", True) for line in lines].count(False) == 1
+    result = replay_of(core, path)
+    assert result.stats.as_dict() == core.block_manager.stats.as_dict()
+    assert result.summary()["requests"] == result.stats.as_dict()["requests"] == 5
+    assert core.block_manager.answers.share < 1, "the stopped answer was followed, and not held"
 
 
 def test_a_real_model_is_recorded(tmp_path):

@@ -197,8 +197,8 @@ class EngineCore:
 
         ``reason`` is what they count as: "stop" where a front end found a stop string.
         """
-        for seq in self.scheduler.abort(request_ids):
-            self._forget(seq.request_id, "abort")
+        for seq in self.scheduler.abort(request_ids, complete=reason == "stop"):
+            self._forget(seq.request_id, reason)
             self._count_end(reason)
 
     def has_unfinished(self) -> bool:

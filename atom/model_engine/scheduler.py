@@ -51,11 +51,16 @@ class Scheduler:
         self.block_manager.queue(seq)
         self.waiting.append(seq)
 
-    def abort(self, request_ids: SequenceOf[str]) -> list[Sequence]:
-        """Drop requests, giving back what they hold; unknown ids are no error. Returns those dropped."""
+    def abort(self, request_ids: SequenceOf[str], complete: bool = False) -> list[Sequence]:
+        """Drop requests, giving back what they hold; unknown ids are no error. Returns those dropped.
+
+        ``complete``: their answers are, though the tokens do not say so.
+        """
         wanted = set(request_ids)
         dropped = [seq for seq in self.running if seq.request_id in wanted]
         for seq in dropped:
+            if complete:
+                seq.is_finished = True
             self.block_manager.release(seq)
         if dropped:
             self.running = [seq for seq in self.running if seq.request_id not in wanted]

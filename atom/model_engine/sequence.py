@@ -28,6 +28,7 @@ class Sequence:
 
     __slots__ = (
         "_ending",
+        "_finished",
         "answer_anchor",
         "block_keys",
         "block_table",
@@ -85,6 +86,7 @@ class Sequence:
         self.demand: int | None = None
         self.tool_call_ids = frozenset(tool_call_ids)
         self._ending: Ending | None = None
+        self._finished: bool | None = None
         self.hit: Hit | None = None
 
     @property
@@ -117,7 +119,13 @@ class Sequence:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the answer is complete."""
+        """Whether the answer is complete: as it was set, else as its tokens say."""
+        if self._finished is not None:
+            return self._finished
         if self.num_tokens >= self.max_tokens:
             return True
         return self.num_output_tokens > self.params.min_tokens and self.token_ids[-1] in self.stop_ids
+
+    @is_finished.setter
+    def is_finished(self, finished: bool) -> None:
+        self._finished = finished

@@ -17,8 +17,9 @@ class TraceRecorder:
 
     ``t``, ``end``: seconds from the recorder's start to the request's arrival and end. ``in``, ``out``: tokens of prompt
     and answer. ``cached``: tokens resumed at the first admission. ``keys``: hex keys of the full blocks of prompt and
-    answer. ``stop``: tool_call or end_turn, else the finish reason. Requests that were never admitted leave no line. The file is made, or emptied, when
-    the first request arrives. A failure to write ends the recording and nothing else.
+    answer. ``stop``: tool_call or end_turn, else why it ended: stop, length, abort, error. ``counted``: only on lines of
+    further samples of a prompt, which statistics do not count, as false. Requests that were never admitted leave no line.
+    The file is made, or emptied, when the first request arrives. A failure to write ends the recording and nothing else.
     """
 
     def __init__(self, path: str, block_size: int, model: str) -> None:
@@ -47,6 +48,7 @@ class TraceRecorder:
                     "out": seq.num_output_tokens,
                     "cached": seq.num_cached_tokens,
                     "stop": seq.ending.value if seq.ending is not None else reason,
+                    **({} if seq.counted else {"counted": False}),
                     "keys": [key.hex() for key in seq.block_keys],
                 }
             )

@@ -42,15 +42,21 @@ class TraceKeys(PrefixHasher):
         return list(map(self._keys.__getitem__, request.blocks[self._stride - 1 :: self._stride]))
 
     def sequence(self, request: TraceRequest) -> Request:
-        """A sequence as long as ``request``, which names its blocks and holds no real tokens."""
+        """A sequence as long as ``request``, which names its blocks and holds no real tokens.
+
+        Its tokens are all alike, so that answers behind prompts that differ only in their last part of a block are taken
+        for answers behind one prompt.
+        """
         root = request.index.to_bytes(4, "big")
         seq = Request(str(request.index), (), SamplingParams(ignore_eos=True), UNLIMITED, key_root=root)
-        # One byte a token: nothing reads their values.
+        # One byte a token.
         seq.token_ids = bytearray(request.prompt_tokens)  # type: ignore[assignment]
         seq.num_prompt_tokens = request.prompt_tokens
         seq.max_tokens = request.prompt_tokens + request.output_tokens
         seq.block_keys = self.keys_of(request)
-        seq.ending = request.ending
+        seq.ending, seq.counted = request.ending, request.counted
+        if not request.complete:
+            seq.is_finished = False
         if request.answer:
             named, prompt = [*request.blocks, *request.answer][self._stride - 1 :: self._stride], len(seq.block_keys)
             self._answers[root] = prompt, [self._keys[number] for number in named[prompt:]]

@@ -68,7 +68,7 @@ def explained(replay: Replay, count: int) -> list[dict[str, Any]]:
     """
     size = replay.block_size
     entries = []
-    for outcome in replay.outcomes:
+    for outcome in replay.counted:
         causes = replay.lost(outcome)
         entries.append(
             {

@@ -66,6 +66,11 @@ class Replay:
     stats: CacheStats = field(default_factory=CacheStats)
     fates: CheckpointFates = field(default_factory=CheckpointFates)
 
+    @property
+    def counted(self) -> list[Outcome]:
+        """Outcomes of the requests that figures speak of."""
+        return [outcome for outcome in self.outcomes if outcome.request.counted]
+
     def lost(self, outcome: Outcome) -> dict[str, int]:
         """Prompt tokens that ``outcome`` lost against the ideal, by cause.
 
@@ -87,7 +92,7 @@ class Replay:
 
     def summary(self) -> dict[str, Any]:
         """Every figure by name; rates are shares of all prompt tokens, times are virtual seconds."""
-        outcomes, size = self.outcomes, self.block_size
+        outcomes, size = self.counted, self.block_size
         prompt = sum(o.request.prompt_tokens for o in outcomes)
 
         def rate(tokens: int) -> float:

@@ -18,6 +18,8 @@ class TraceRequest:
     ``time``: arrival in seconds, from the start of its session or, in a trace without sessions, of the trace.
     ``blocks``: numbers of the prompt's full blocks, each naming its whole prefix. ``answer``: numbers of the blocks that
     the answer fills, as far as later prompts name them. ``ideal``: blocks that an unbounded cache would resume after.
+    ``counted``: False for a further sample of a prompt, which runs and is in no figure. ``complete``: whether its answer
+    came to its end.
     """
 
     index: int
@@ -29,6 +31,8 @@ class TraceRequest:
     ending: Ending | None = None
     answer: array[int] = field(default_factory=lambda: array("I"))
     ideal: int = 0
+    counted: bool = True
+    complete: bool = True
 
 
 @dataclass(slots=True)

@@ -320,6 +320,8 @@ def _read_recorded(make: _Builder, line: dict[str, Any]) -> None:
     except ValueError:
         raise fields.refused("keys", keys, "hex digits, two for each byte") from None
     make.add(0, fields.number(line, "t", 0, LATEST), prompt, output, numbers[:full], _ending(line), numbers[full:])
+    make.requests[-1].counted = line.get("counted") is not False
+    make.requests[-1].complete = line.get("stop") not in ("abort", "error")
 
 
 _FIELDS: dict[str, tuple[tuple[str, ...], Callable[[_Builder, dict[str, Any]], None]]] = {
