@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from atom.model_engine.ids import BlockKey
 
 MOST_REMEMBERED = 4096
-"""Prompts whose answers wait for what follows them; the longest waiting is forgotten first."""
+"""Prompts whose answers wait for what follows them; the one whose first answer waits longest is forgotten first."""
 
 MOST_ANSWERS = 64
 """Answers that wait behind one block: a prompt continued several times, or prompts that differ in their last tokens."""

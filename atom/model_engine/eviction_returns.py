@@ -29,7 +29,7 @@ MOST_RETURNS = 3
 """Paths that came back more often behave alike."""
 
 HALF_LIFE = 512.0
-"""Boundaries of a kind that halve the weight of what was learned before them."""
+"""Events of a kind, returns and buckets passed idle, for each bucket that halve the weight of what was learned before."""
 
 
 FORGET_TRIES = 8

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from bisect import insort
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -12,7 +11,8 @@ from operator import attrgetter
 from atom.model_engine.eviction import Ending, EvictionPolicy, PoolView
 from atom.model_engine.eviction_forest import Forest, Segment
 from atom.model_engine.eviction_queues import CheckpointQueues
-from atom.model_engine.eviction_returns import Boundary, Kind, ReturnTimes, Role
+from atom.model_engine.eviction_returns import Boundary, ReturnTimes, Role
+from atom.model_engine.eviction_units import UnitHeaps
 from atom.model_engine.eviction_waiting import Ticket, WaitingRequests
 from atom.model_engine.ids import BlockId, BlockKey
 from atom.model_engine.placement import RungKind
@@ -24,15 +24,8 @@ MOST_OPEN = 4096
 MOST_HEIRS = 4
 """Lost ends that a checkpoint stands in for, as far as anybody looks: a shared prefix has any number of them."""
 
-SWEEP = 4096
-"""Segments are filed this often between two sweeps of what was filed before and holds no more."""
-
-Entry = tuple[float, int, Segment, int]
-
-Place = tuple[Kind, int, bool] | str | None
-"""Units of one place behave alike, but for their age."""
-
 AWAITED = "awaited"
+"""The place of units that a queued request would resume from."""
 
 
 class ByValue(EvictionPolicy):
@@ -52,9 +45,7 @@ class ByValue(EvictionPolicy):
 
     def __init__(self) -> None:
         self.returns = self.returns_type()
-        self._count = 0
-        self._unresumable: list[Entry] = []
-        self._units: dict[Place, list[Entry]] = {}
+        self.units = UnitHeaps()
         self.queue = WaitingRequests()
         self.queues = self.queues_type()
         # By last prompt block: the prompt's blocks, the returns of its path, the keys an anchor of its may have.
@@ -299,15 +290,15 @@ class ByValue(EvictionPolicy):
     # What goes next
 
     def pop_many(self, limit: int, for_image: bool) -> Sequence[BlockId] | Checkpoint:
-        entry = _head(self._unresumable)
-        if entry is not None:
-            return self.forest.pop_tail(entry[2], limit)
+        segment = self.units.unresumable()
+        if segment is not None:
+            return self.forest.pop_tail(segment, limit)
         return super().pop_many(limit, for_image)
 
     def pop(self) -> BlockId | Checkpoint:
-        entry = _head(self._unresumable)
-        if entry is not None:
-            return self.forest.pop_last(entry[2])
+        lost = self.units.unresumable()
+        if lost is not None:
+            return self.forest.pop_last(lost)
         now = self.pool.now()
         self.returns.advance(now)
         image, image_value = self._least_image(now)
@@ -367,14 +358,10 @@ class ByValue(EvictionPolicy):
 
     def _least_unit(self, now: float) -> tuple[Segment | None, float]:
         least, least_value = None, inf
-        for place, heap in list(self._units.items()):
-            entry = _head(heap)
-            if entry is None:
-                del self._units[place]
-                continue
-            value = self._unit_value(entry[2], now)
+        for segment in self.units.heads():
+            value = self._unit_value(segment, now)
             if value < least_value:
-                least, least_value = entry[2], value
+                least, least_value = segment, value
         return least, least_value
 
     def _unit_value(self, segment: Segment, now: float) -> float:
@@ -390,39 +377,20 @@ class ByValue(EvictionPolicy):
         segment.version += 1
         if not segment.is_leaf:
             return
-        self._count += 1
-        if self._count % SWEEP == 0:
-            self._sweep()
         resumable = not self.pool.pages_per_image or (segment.images and segment.images[-1][0] == segment.end)
         if segment.is_lost or not resumable:
-            heapq.heappush(self._unresumable, (segment.released, self._count, segment, segment.version))
+            self.units.file_unresumable(segment)
             return
         boundary = self._top(segment)
-        place: Place = None
-        since = segment.released
-        if boundary is not None:
-            place, since = (boundary.kind, boundary.pace, bool(boundary.lost)), boundary.since
-            if (ticket := boundary.ticket) is not None:
-                # Of those that somebody waits for the last in the queue goes first.
-                place, since = AWAITED, -ticket.number
-        heapq.heappush(self._units.setdefault(place, []), (since, self._count, segment, segment.version))
-
-    def _sweep(self) -> None:
-        """Drop entries that hold no more."""
-        for heap in (self._unresumable, *self._units.values()):
-            heap[:] = [entry for entry in heap if entry[2].version == entry[3]]
-            heapq.heapify(heap)
+        if boundary is None:
+            self.units.file(segment, None, segment.released)
+        elif (ticket := boundary.ticket) is not None:
+            # Of those that somebody waits for the last in the queue goes first.
+            self.units.file(segment, AWAITED, -ticket.number)
+        else:
+            self.units.file(segment, (boundary.kind, boundary.pace, bool(boundary.lost)), boundary.since)
 
 
 def _stands_behind(image: Checkpoint) -> bool:
     """Whether it is the other end of a request whose prompt's anchor is there."""
     return image.companion is not None and image.companion.status is CheckpointStatus.READY
-
-
-def _head(heap: list[Entry]) -> Entry | None:
-    """The first entry that still holds; stale ones before it are dropped."""
-    while heap:
-        if heap[0][2].version == heap[0][3]:
-            return heap[0]
-        heapq.heappop(heap)
-    return None

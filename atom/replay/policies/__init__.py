@@ -54,6 +54,7 @@ POLICIES: dict[str, NamedPolicy] = {
     "value-density": NamedPolicy(lambda context: variants.ByDensity()),
     "value-superlinear": NamedPolicy(lambda context: variants.Superlinear()),
     "value-no-ending": NamedPolicy(lambda context: variants.NoEnding()),
+    "value-no-queue": NamedPolicy(lambda context: variants.NoQueue()),
     "value-one-queue": NamedPolicy(lambda context: variants.OneQueue()),
     "value-together": NamedPolicy(lambda context: variants.Together()),
     "value-no-heirs": NamedPolicy(lambda context: variants.NoHeirs()),

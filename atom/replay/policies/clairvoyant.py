@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 
 from atom.model_engine.eviction_value import ByValue
@@ -23,11 +22,9 @@ class Clairvoyant(ByValue):
         self.future = future
 
     def pop(self) -> BlockId | Checkpoint:
-        while self._unresumable:
-            segment, version = self._unresumable[0][2:]
-            if segment.version == version:
-                return self.forest.pop_last(segment)
-            heapq.heappop(self._unresumable)
+        lost = self.units.unresumable()
+        if lost is not None:
+            return self.forest.pop_last(lost)
         leaf, leaf_use = None, -1.0
         for segment in self.forest:
             if segment.is_leaf:

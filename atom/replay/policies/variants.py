@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf
 
 from atom.model_engine.eviction import Ending
@@ -9,7 +10,7 @@ from atom.model_engine.eviction_forest import Segment
 from atom.model_engine.eviction_queues import CheckpointQueues
 from atom.model_engine.eviction_returns import SHORTEST_WAIT, Boundary, ReturnTimes, Role
 from atom.model_engine.eviction_value import ByValue
-from atom.model_engine.ids import BlockId
+from atom.model_engine.ids import BlockId, BlockKey
 from atom.model_engine.state_cache import Checkpoint
 from atom.replay.policies.leaves import Leaves
 
@@ -55,6 +56,13 @@ class NoEnding(ByValue):
 
     def _ending_that_counts(self, ending: Ending | None) -> Ending | None:
         return None
+
+
+class NoQueue(ByValue):
+    """Who waits to be admitted is not looked at."""
+
+    def queued(self, request_id: str, keys: Sequence[BlockKey], first: bool = False) -> None:
+        return
 
 
 class _OneSize(CheckpointQueues):
