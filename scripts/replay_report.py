@@ -21,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from atom.replay.geometry import read_geometry
 from atom.replay.placements import parse_placement
-from atom.replay.policies import POLICIES
+from atom.replay.policies import POLICIES, placement_and_block
 from atom.replay.simulate import ReplaySettings, replay
 from atom.replay.trace import Trace, keep_sessions, prepare
 from atom.replay.traces import read_trace
@@ -30,8 +30,6 @@ DOC = Path(__file__).parents[1] / "docs" / "eviction.md"
 CODING = "claude_code_160"
 TRACES = (CODING, "mooncake_conversation", "mooncake_synthetic")
 POLICY_ROW = ("lru", "vllm-align", "sglang", "marconi", "default", "clairvoyant")
-PLACEMENTS = {"vllm-align": "prompt+demand", "sglang": "prompt+answer+demand", "marconi": "answer+demand"}
-"""What the engines of these policies keep."""
 ONLINE = ("lru", "vllm-align", "sglang", "marconi")
 VARIANTS = tuple(name for name in POLICIES if name.startswith("value-") or name == "most-recent")
 VARIANT_POINTS = ((CODING, 8, 1.0), (TRACES[1], 32, 2.0), (TRACES[2], 32, 8.0))
@@ -43,14 +41,14 @@ UNLIMITED = 200_000_000
 
 @dataclass(frozen=True)
 class Point:
-    """One replay. ``pool``: tokens; ``sessions``: how many of the file, None: all."""
+    """One replay. ``pool``: tokens; ``placement``: None for the policy's own; ``sessions``: how many of the file, None: all."""
 
     trace: str
     geometry: str
     seats: int
     pool: int
     policy: str
-    placement: str = "default"
+    placement: str | None = None
     sessions: int | None = None
     answers: str = "echoed"
 
@@ -106,11 +104,8 @@ def replay_point(folder: Path, point: Point) -> dict[str, Any]:
     """The summary of one replay."""
     trace = prepared(folder / f"{point.trace}.jsonl.gz", point.sessions, point.answers)
     geometry = read_geometry(point.geometry)
-    size = geometry.block_size_for(trace.block_size)
-    if point.policy == "vllm-align":
-        # Its blocks are at least as large as a state.
-        size *= geometry.pages_per_image(size)
-    placement = parse_placement(PLACEMENTS.get(point.policy, point.placement), size)
+    rules, size = placement_and_block(point.policy, geometry, trace.block_size)
+    placement = parse_placement(point.placement or rules, size)
     return replay(trace, ReplaySettings(geometry, point.pool, point.seats, point.policy, placement)).summary()
 
 
