@@ -99,6 +99,11 @@ class Checked(EvictionPolicy):
         self.left.remove(image)
         self.policy.remove_image(image)
 
+    def supersede_image(self, image: Checkpoint) -> None:
+        assert image in self.left and not image.superseded
+        self.policy.supersede_image(image)
+        assert image.superseded
+
     def pop(self) -> BlockId | Checkpoint:
         return self.took(self.policy.pop())
 
@@ -323,6 +328,19 @@ def test_sglang_keeps_states_within_their_budget() -> None:
     world.serve("ff")
     assert kept(world) == {"aa", "cc", "dd", "ee", "ff"}
     assert len(world.pool.longest_prefix(keys_of("bb"), 2)) == 2
+
+
+def test_for_sglang_to_be_superseded_is_no_use() -> None:
+    """26 pages, of which sglang gives states 12.3, four of them. "aac" resumes at "aa" and supersedes "aab", which is still
+    older than "cc"."""
+    world = World(make("sglang", pages=26), 26)
+    world.serve("aa")
+    world.serve("aab", before="aa")
+    world.serve("cc")
+    world.serve("aac", before="aab")
+    assert kept(world) == {"aa", "aab", "cc", "aac"}
+    victim = world.policy.pop_for_image()
+    assert isinstance(victim, Checkpoint) and victim.key == b"aab"
 
 
 def test_sglang_gives_up_kv_from_the_oldest_leaf() -> None:

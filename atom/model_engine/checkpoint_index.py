@@ -131,7 +131,10 @@ class CheckpointIndex(ABC):
     def supersede(self, checkpoint: Checkpoint) -> None:
         if checkpoint.superseded or checkpoint.is_guess or checkpoint.status is not CheckpointStatus.READY:
             return
-        self._refile(checkpoint, superseded=True, kind=checkpoint.kind)
+        if self.is_free(checkpoint):
+            self.policy.supersede_image(checkpoint)
+        else:
+            checkpoint.superseded = True
         if checkpoint.companion is not None:
             self.supersede(checkpoint.companion)
 
@@ -161,15 +164,12 @@ class CheckpointIndex(ABC):
     def _keep_longer(self, checkpoint: Checkpoint, kind: RungKind) -> None:
         """The same state is wanted again: it is as good as new, and an anchor if this request knows it to be one."""
         checkpoint.shared = True
-        anchor = RungKind.ANCHOR if kind is RungKind.ANCHOR else checkpoint.kind
-        self._refile(checkpoint, superseded=False, kind=anchor)
-
-    def _refile(self, checkpoint: Checkpoint, superseded: bool, kind: RungKind) -> None:
-        """Change what the policy goes by, as a use."""
         free = self.is_free(checkpoint)
         if free:
             self.policy.remove_image(checkpoint)
-        checkpoint.superseded, checkpoint.kind = superseded, kind
+        checkpoint.superseded = False
+        if kind is RungKind.ANCHOR:
+            checkpoint.kind = kind
         if free:
             self.policy.add_image(checkpoint)
 

@@ -90,6 +90,15 @@ class EvictionPolicy(Protocol):
         for block in blocks:
             self.remove_block(block)
 
+    def supersede_image(self, image: Checkpoint) -> None:
+        """Mark a checkpoint that is here as superseded: a later anchor of its path is published.
+
+        That is no use of it; a policy for which that makes no difference leaves it where it is.
+        """
+        self.remove_image(image)
+        image.superseded = True
+        self.add_image(image)
+
     def pop_for_image(self) -> BlockId | Checkpoint:
         """Like :meth:`pop`, where the pages are wanted for an image and not for live work."""
         return self.pop()

@@ -13,11 +13,12 @@ STATE_RATIO = 0.9
 
 
 class SGLang(Leaves):
-    """States have a budget of their own and their own order of use; KV goes from the least recently used leaf.
+    """States have a budget of their own and their own order of use, in which only the state that is read is refreshed.
 
     When a state is kept or was read and all of them take more pages than their budget, those go at once that were used
-    longest ago and that nobody reads; a place that waits for its state counts. A state's KV stays, and a page of KV takes
-    its state along. Its pools are apart; here KV may use what of the states' budget is free, which favours it.
+    longest ago and that nobody reads; a place that waits for its state counts. KV goes from the least recently used leaf.
+    A state's KV stays, and a page of KV takes its state along. Its pools are apart; here KV may use what of the states'
+    budget is free, which favours it.
     """
 
     def __init__(self, pool_blocks: int) -> None:
@@ -33,6 +34,10 @@ class SGLang(Leaves):
         super().add_image(image)
         while self.held and self.states.num_image_pages > self.budget:
             self.states.give_up_image(self.pop_image(next(iter(self.held))))
+
+    def supersede_image(self, image: Checkpoint) -> None:
+        # Its place in the order stays.
+        image.superseded = True
 
     def pop_for_image(self) -> BlockId | Checkpoint:
         if self.held and self.states.num_image_pages + self.states.pages_per_image > self.budget:
