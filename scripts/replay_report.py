@@ -241,7 +241,11 @@ def main() -> None:
     )
     parser.add_argument("--quick", action="store_true", help="some sessions, one geometry")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes (default: %(default)s, one a core)")
-    parser.add_argument("--cache", type=Path, help="results so far, one JSON object a line")
+    parser.add_argument(
+        "--cache",
+        type=Path,
+        help="results so far, one JSON object a line; only good for the code that it was made with",
+    )
     parser.add_argument("--only", choices=TABLES, nargs="+", default=list(TABLES), help="tables to write")
     args = parser.parse_args()
     if args.jobs < 1:

@@ -9,7 +9,11 @@ import pytest
 from atom.model_engine.eviction import Ending
 from atom.model_engine.eviction_returns import EDGES, PRIOR, SHORTEST_WAITS, ReturnTimes, Role
 from atom.model_engine.eviction_value import MOST_HEIRS, ByValue
+from atom.model_engine.messages import EngineRequest
 from atom.model_engine.placement import RungKind
+from atom.model_engine.state_cache import Checkpoint
+from atom.sampling_params import SamplingParams
+from tests.recording import Engine, prompt_of
 from tests.test_policies import World, kept, keys_of
 
 
@@ -283,19 +287,86 @@ def test_a_decision_does_not_grow_with_the_pool() -> None:
 def test_what_hangs_on_a_page_that_is_withdrawn_is_lost_and_goes() -> None:
     """The page of `a` is withdrawn while `ab` hangs on it, and then holds `abz`, which hangs on `ab`: no circle of the two."""
     world = World(ByValue(), 24)
-    table = world.start("ab")
-    assert table is not None
-    world.keep("a", RungKind.DEMAND)
-    world.keep("ab")
-    world.pool.release(table)
+    world.serve("ab", demand="a")
+    root = world.pool.block_of(b"a")
     held = world.pool.take(2)
     broken = world.start("ac")
-    assert broken is not None and broken[0] == table[0]
+    assert broken is not None and broken[0] == root
     world.pool.withdraw(broken)
     world.pool.release(broken)
     world.pool.release(held)
     again = world.start("abz")
-    assert again is not None and again[2] == table[0]
+    assert again is not None and again[2] == root
     world.pool.release(again)
     world.check()
     assert len(world.pool.take(world.pool.num_available)) == 24
+
+
+def test_boundaries_that_are_kept_or_resumed_are_not_forgotten() -> None:
+    """Room for four: of ten others that come and go, the latest two are remembered beside these."""
+    world = World(ByValue(), 100)
+    returns = ReturnTimes(capacity=4)
+    world.serve("k")
+    kept_one = returns.remember(b"kept", Role.PROMPT, 0, 0.0)
+    kept_one.image = world.images.find(b"k")
+    resumed = returns.remember(b"resumed", Role.PROMPT, 0, 0.0)
+    for i in range(10):
+        other = returns.remember(str(i).encode(), Role.PROMPT, 0, float(i))
+        resumed.image = Checkpoint(b"resumed", RungKind.ANCHOR)
+        returns.wait(resumed, float(i))
+        returns.came_back(resumed, float(i))
+        assert returns.get(str(i).encode()) is other
+    assert returns.get(b"kept") is kept_one and returns.get(b"resumed") is resumed
+    assert returns.get(b"7") is None and len(returns.known) == 4
+
+
+def test_a_preempted_request_teaches_nothing_while_it_runs_again() -> None:
+    world = World(ByValue(), 40)
+    table = world.start("aaaa")
+    assert table is not None
+    world.keep("aaaa")
+    world.pool.release(table)
+    policy = world.policy.policy
+    end = policy.returns.get(b"aaaa")
+    assert end is not None and end.times.inside[0] == 1
+    policy.readmitted(keys_of("aaaa"))
+    policy.returns.advance(world.time + 1000)
+    assert not any(end.times.stayed) and not any(end.times.inside)
+
+
+def test_further_samples_and_a_resend_leave_a_prompt_s_end_the_newest() -> None:
+    """Nobody went on behind it: it counts as what the next turn resumes from, not as passed."""
+    core = Engine(interval=-1, num_blocks=64, max_num_seqs=4, budget=64).core
+    params = SamplingParams(max_tokens=2, temperature=0, ignore_eos=True)
+    prompt = prompt_of(9, 1)
+    for batch in (("first", "second sample", "third sample"), ("again",)):
+        for name in batch:
+            core.add_request(EngineRequest(name, prompt, params, counted="sample" not in name))
+        while core.has_unfinished():
+            core.step()
+    (end,) = [end for end in core.block_manager.pool.policy.returns.known.values() if end.end == 2]
+    assert end.kind == (Role.PROMPT, 1, end.ending)
+
+
+def test_a_prompt_s_own_end_does_not_wait_while_the_prompt_runs_again() -> None:
+    """The other end of its earlier answer, which no resend passes, goes on waiting."""
+    world = World(ByValue(), 40)
+    table = world.start("aaaa")
+    assert table is not None
+    world.keep("aaaa")
+    answered = world.answer("aaaa", table)
+    world.pool.release(table)
+    assert world.start("aaaa") is not None
+    returns = world.policy.policy.returns
+    end, answer = returns.get(b"aaaa"), returns.get(answered.encode())
+    assert end is not None and answer is not None
+    assert (end.role, end.returns) == (Role.PROMPT, 1) and answer.role is Role.ANSWER
+    returns.advance(world.time + 1000)
+    assert not any(end.times.stayed) and any(answer.times.stayed)
+
+
+def test_the_end_of_a_prompt_on_a_boundary_may_go_alone_and_its_anchor_not() -> None:
+    engine = Engine(interval=-1, num_blocks=64, budget=64)
+    engine.ask("a", prompt_of(8, 1), 3)
+    known = engine.manager.pool.policy.returns.known
+    assert {len(engine.names[key]): end.role for key, end in known.items()} == {4: Role.PROMPT, 8: Role.ANSWER}

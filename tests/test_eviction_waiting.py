@@ -6,7 +6,6 @@ import pytest
 
 from atom.model_engine.eviction_value import ByValue
 from atom.model_engine.eviction_waiting import LEAST_WAIT, MOST_AWAITED, Ticket, WaitingRequests
-from atom.model_engine.placement import RungKind
 from tests.recording import Engine, prompt_of
 from tests.test_policies import World, kept, keys_of
 
@@ -107,11 +106,7 @@ def test_a_checkpoint_that_is_kept_while_they_wait_is_awaited_too() -> None:
 
 def test_when_it_is_gone_the_next_below_is_awaited() -> None:
     world = World(ByValue(), 40)
-    table = world.start("aaaa")
-    assert table is not None
-    world.keep("aa", RungKind.DEMAND)
-    world.keep("aaaa")
-    world.pool.release(table)
+    world.serve("aaaa", demand="aa")
     world.policy.queued("waits", keys_of("aaaax"))
     policy = world.policy.policy
     end, below = policy.returns.get(b"aaaa"), policy.returns.get(b"aa")

@@ -207,10 +207,12 @@ class World:
             self.keep(path)
         return path
 
-    def serve(self, path: str, ending: Ending | None = None, before: str = "") -> None:
-        """A request from start to end, with its anchor."""
+    def serve(self, path: str, ending: Ending | None = None, before: str = "", demand: str = "") -> None:
+        """A request from start to end, with its anchor and, at the end of ``demand``, a demand rung."""
         table = self.start(path)
         assert table is not None
+        if demand:
+            self.keep(demand, RungKind.DEMAND)
         self.keep(path, before=before)
         self.time += 1.0
         self.pool.release(table, ending)

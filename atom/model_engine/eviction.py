@@ -93,7 +93,7 @@ class EvictionPolicy(Protocol):
     def supersede_image(self, image: Checkpoint) -> None:
         """Mark a checkpoint that is here as superseded: a later anchor of its path is published.
 
-        That is no use of it; a policy for which that makes no difference leaves it where it is.
+        It becomes the most recently used, unless a policy leaves it where it is.
         """
         self.remove_image(image)
         image.superseded = True

@@ -33,9 +33,10 @@ class ByValue(EvictionPolicy):
 
     Pages that no checkpoint makes resumable go first. Then what is worth least of: a *unit*, the end of a path with its
     checkpoint down to the next checkpoint, branch or live page, which saves as much as it takes; and a checkpoint that may
-    go alone, a guess, a superseded anchor or an answer's end, which saves the blocks behind the next one below. The end of
-    the newest prompt goes alone only when no unit is left. What comes back is learned while serving
-    (:class:`~atom.model_engine.eviction_returns.ReturnTimes`). Things that are expected to behave alike wait in one queue
+    go alone, a guess, an end that its path has gone on behind or an answer's end, which saves the blocks behind the next
+    one below. The end of the newest prompt goes alone only when no unit is left. What comes back is learned while serving
+    (:class:`~atom.model_engine.eviction_returns.ReturnTimes`), and what queued requests resume from is known
+    (:class:`~atom.model_engine.eviction_waiting.WaitingRequests`). Things that are expected to behave alike wait in one queue
     by age, and only the heads of queues are compared: O(log n) a decision, O(pages) of C loops for a request's pages.
     """
 

@@ -11,7 +11,10 @@ from atom.model_engine.state_cache import Checkpoint
 
 
 class LRU(EvictionPolicy):
-    """Pages by their own order of use and images by theirs; whichever head is older goes. Every operation is O(1)."""
+    """Pages by their own order of use and images by theirs; whichever head is older goes. Every operation is O(1).
+
+    To be superseded counts as a use of an image, as its path is in use then.
+    """
 
     def __init__(self) -> None:
         self._clock = 0
