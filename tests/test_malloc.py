@@ -17,10 +17,12 @@ def use():
     del block
 for _ in range(12):
     use()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(4):
+def faults_of_a_use():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     use()
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+# The least of several: the kernel may take pages away from an idle process at any time.
+print(min(faults_of_a_use() for _ in range(4)))
 """
 
 
