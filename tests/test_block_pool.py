@@ -25,7 +25,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
         super().__init__()
         self.evicted: list[bytes] = []
         self.given_up: list[Checkpoint] = []
-        self.pool = BlockPool(SIZE, on_evict=self.evicted.append, policy=Detached())
+        self.pool = BlockPool(SIZE, on_evict=self.evicted.extend, policy=Detached())
         self.pool.pages_per_image = IMAGE
         self.pool.give_up_image = self.give_up
         self.tables: list[list[BlockId]] = []
@@ -188,7 +188,7 @@ def test_release_too_often_is_refused() -> None:
 def test_tail_goes_first() -> None:
     """A prefix outlives what was built on it."""
     lost: list[bytes] = []
-    pool = BlockPool(3, on_evict=lost.append)
+    pool = BlockPool(3, on_evict=lost.extend)
     table = pool.take(3)
     for block, key in zip(table, (b"a", b"ab", b"abc"), strict=True):
         pool.publish((block,), (key,))

@@ -25,7 +25,7 @@ def pool_with(live: int, checkpoints: int, size: int) -> tuple[StateSlotPool, li
 
 def test_live_slots_move_to_vacant_ones_below() -> None:
     pool, live, kept = pool_with(live=2, checkpoints=3, size=8)
-    pool.orphan(b"\x00")
+    pool.orphan((b"\x00",))
     assert pool.resize(4) == {live[1]: 0}
     assert (pool.num_slots, pool.num_live, pool.num_checkpoints, pool.num_vacant) == (4, 2, 2, 0)
     assert [checkpoint.slot for checkpoint in kept[1:]] == [1, 2]

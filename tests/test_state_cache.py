@@ -267,7 +267,7 @@ class StateCacheMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def orphan(self, data) -> None:
         key = data.draw(st.sampled_from([*self.known, *KEYS[:1]]))
-        self.cache.orphan(key)
+        self.cache.orphan((key,))
         self.lose_block(key)
 
     @rule(keys=st.lists(A_KEY, max_size=5), limit=st.integers(0, 6))
@@ -438,7 +438,7 @@ def test_an_orphan_keeps_its_bytes_until_the_last_reader(backend: str) -> None:
     checkpoint = keep(cache, b"k")
     cache.pin(checkpoint)
     cache.pin(checkpoint)
-    cache.orphan(b"k")
+    cache.orphan((b"k",))
     assert cache.rightmost([b"k"], 1) == 0
     for left in (1, 0):
         assert cache.reserve(b"other", RungKind.ANCHOR) is None
@@ -453,7 +453,7 @@ def test_a_key_computed_again_while_its_orphan_is_read(backend: str) -> None:
     cache = cache_of(backend, 2)
     old = keep(cache, b"k")
     cache.pin(old)
-    cache.orphan(b"k")
+    cache.orphan((b"k",))
     new = keep(cache, b"k")
     cache.check()
     cache.unpin(old)

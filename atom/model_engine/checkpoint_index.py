@@ -138,19 +138,20 @@ class CheckpointIndex(ABC):
         if checkpoint.companion is not None:
             self.supersede(checkpoint.companion)
 
-    def orphan(self, key: BlockKey) -> None:
-        checkpoint = self._checkpoints.get(key)
-        if checkpoint is None or checkpoint.status is not CheckpointStatus.READY:
-            # A reservation belongs to a request that is computing this block again and publishes it with the state.
-            return
-        self.fates.orphaned += 1
-        if checkpoint.pins:
-            del self._checkpoints[key]
-            checkpoint.status = CheckpointStatus.EVICTING
-            self._evicting.add(checkpoint)
-        else:
-            self.policy.remove_image(checkpoint)
-            self._remove(checkpoint)
+    def orphan(self, keys: Sequence[BlockKey]) -> None:
+        for key in list(filter(self._checkpoints.__contains__, keys)):
+            checkpoint = self._checkpoints[key]
+            if checkpoint.status is not CheckpointStatus.READY:
+                # A reservation belongs to a request that is computing this block again and publishes it with the state.
+                continue
+            self.fates.orphaned += 1
+            if checkpoint.pins:
+                del self._checkpoints[key]
+                checkpoint.status = CheckpointStatus.EVICTING
+                self._evicting.add(checkpoint)
+            else:
+                self.policy.remove_image(checkpoint)
+                self._remove(checkpoint)
 
     def is_free(self, checkpoint: Checkpoint) -> bool:
         """Whether it is published and nobody reads it."""

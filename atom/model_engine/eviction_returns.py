@@ -9,8 +9,8 @@ from itertools import islice
 from math import inf
 from typing import TYPE_CHECKING
 
-from atom.model_engine.eviction import Ending
-from atom.model_engine.ids import BlockKey
+from atom.model_engine.eviction import Ending, PoolView
+from atom.model_engine.ids import BlockId, BlockKey
 from atom.model_engine.state_cache import Checkpoint, CheckpointStatus
 
 if TYPE_CHECKING:
@@ -181,6 +181,8 @@ class ReturnTimes:
     def __init__(self, capacity: int = 1 << 15) -> None:
         self.capacity = capacity
         self._known: OrderedDict[BlockKey, Boundary] = OrderedDict()
+        # Of those that are remembered, whose checkpoint was there when anybody looked last.
+        self._standing: set[BlockKey] = set()
         self._times: dict[Kind, _Times] = {}
         # Before this nobody reaches another edge.
         self._due = inf
@@ -190,6 +192,16 @@ class ReturnTimes:
     def known(self) -> Mapping[BlockKey, Boundary]:
         """The boundaries that are remembered."""
         return self._known
+
+    def nearest_kept(self, block: BlockId, pool: PoolView) -> Boundary | None:
+        """Before an indexed ``block`` in its prompt the last boundary with a checkpoint. O(blocks between)."""
+        above: BlockId | None = block
+        while above is not None and (key := pool.nearest_above(above, self._standing)) is not None:
+            if self._known[key].is_kept:
+                return self._known[key]
+            self._standing.remove(key)
+            above = pool.block_of(key)
+        return None
 
     def get(self, key: BlockKey) -> Boundary | None:
         """The boundary that ``key`` ends, if it is remembered."""
@@ -208,6 +220,7 @@ class ReturnTimes:
             known.returns = max(known.returns, returns)
             known.role = role
             known.lost = []
+        self._standing.add(key)
         known.kind = (role, min(known.returns, MOST_RETURNS), None)
         known.times = self._of(known.kind)
         known.since = now
@@ -216,6 +229,7 @@ class ReturnTimes:
     def forget(self, key: BlockKey) -> None:
         """It is not waiting any more and will not be recognised."""
         self.stop(self._known.pop(key))
+        self._standing.discard(key)
 
     def _forget_one(self) -> None:
         """Forget what was neither kept nor resumed for longest, if the first few are not all kept."""

@@ -255,18 +255,12 @@ class ByValue(EvictionPolicy):
 
     def _hang(self, boundary: Boundary) -> None:
         """Find the next checkpoint below. O(blocks between them)."""
-        pool, known = self.pool, self.returns.known
         assert boundary.image is not None
         boundary.below, boundary.end = None, 1
-        block = pool.block_of(boundary.image.key)
+        block = self.pool.block_of(boundary.image.key)
         if block is not None:
-            boundary.end = pool.depth_of(block) + 1
-        while block is not None and (key := pool.nearest_above(block, known)) is not None:
-            below = known.get(key)
-            if below is not None and below.is_kept:
-                boundary.below = below
-                return
-            block = pool.block_of(key)
+            boundary.end = self.pool.depth_of(block) + 1
+            boundary.below = self.returns.nearest_kept(block, self.pool)
 
     def _refile(self, boundary: Boundary) -> None:
         """What a checkpoint is to its path has changed."""

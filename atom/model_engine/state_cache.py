@@ -132,8 +132,8 @@ class StateCache(Protocol):
         """A later anchor of the same path is published: this one goes before the newest of any path."""
         ...
 
-    def orphan(self, key: BlockKey) -> None:
-        """The block under ``key`` left the index: free its checkpoint at once, or when the last pin goes."""
+    def orphan(self, keys: Sequence[BlockKey]) -> None:
+        """The blocks under ``keys`` left the index: free their checkpoints at once, or when the last pin goes. O(keys)."""
         ...
 
     def ready(self) -> dict[BlockKey, Checkpoint]:

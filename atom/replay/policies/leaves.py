@@ -64,6 +64,10 @@ class Leaves(EvictionPolicy):
         del self.held[image]
         self.forest.remove_image(image)
 
+    def supersede_image(self, image: Checkpoint) -> None:
+        # To be superseded is no use: its place in the order stays.
+        image.superseded = True
+
     def pop_leaf(self, segment: Segment) -> BlockId:
         """Give up the last page of a leaf."""
         block = self.forest.pop_last(segment)

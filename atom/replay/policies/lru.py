@@ -13,7 +13,7 @@ from atom.model_engine.state_cache import Checkpoint
 class LRU(EvictionPolicy):
     """Pages by their own order of use and images by theirs; whichever head is older goes. Every operation is O(1).
 
-    To be superseded counts as a use of an image, as its path is in use then.
+    To be superseded is no use of an image.
     """
 
     def __init__(self) -> None:
@@ -46,6 +46,10 @@ class LRU(EvictionPolicy):
 
     def remove_image(self, image: Checkpoint) -> None:
         del self._images[image]
+
+    def supersede_image(self, image: Checkpoint) -> None:
+        # Its place in the order stays.
+        image.superseded = True
 
     def pop(self) -> BlockId | Checkpoint:
         if not self._images:

@@ -35,10 +35,6 @@ class SGLang(Leaves):
         while self.held and self.states.num_image_pages > self.budget:
             self.states.give_up_image(self.pop_image(next(iter(self.held))))
 
-    def supersede_image(self, image: Checkpoint) -> None:
-        # Its place in the order stays.
-        image.superseded = True
-
     def pop_for_image(self) -> BlockId | Checkpoint:
         if self.held and self.states.num_image_pages + self.states.pages_per_image > self.budget:
             return self.pop_image(next(iter(self.held)))
