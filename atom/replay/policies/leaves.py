@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
@@ -68,17 +69,36 @@ class Leaves(EvictionPolicy):
         # To be superseded is no use: its place in the order stays.
         image.superseded = True
 
-    def pop_leaf(self, segment: Segment) -> BlockId:
-        """Give up the last page of a leaf."""
-        block = self.forest.pop_last(segment)
-        if not segment.blocks:
-            del self.leaves[segment]
-        return block
+    @abstractmethod
+    def choose(self, for_image: bool) -> Segment | Checkpoint:
+        """The leaf that its next page goes from, or the checkpoint that goes and leaves its page. KeyError if there is none.
 
-    def pop_image(self, image: Checkpoint) -> Checkpoint:
-        """Give up a checkpoint and keep its page."""
-        self.remove_image(image)
-        return image
+        A leaf stays the choice down to its next checkpoint or joint, however many of its pages are wanted.
+        """
+
+    def pop(self) -> BlockId | Checkpoint:
+        victim = self.pop_many(1, for_image=False)
+        return victim if isinstance(victim, Checkpoint) else victim[0]
+
+    def pop_for_image(self) -> BlockId | Checkpoint:
+        victim = self.pop_many(1, for_image=True)
+        return victim if isinstance(victim, Checkpoint) else victim[0]
+
+    def pop_many(self, limit: int, for_image: bool) -> Sequence[BlockId] | Checkpoint:
+        victim = self.choose(for_image)
+        if isinstance(victim, Checkpoint):
+            self.remove_image(victim)
+            return victim
+        blocks = self.forest.pop_tail(victim, limit)
+        if not victim.blocks:
+            del self.leaves[victim]
+        return blocks
+
+    def oldest_image(self) -> Checkpoint:
+        """The checkpoint used longest ago. KeyError if there is none."""
+        if not self.held:
+            raise KeyError("nothing may be given up")
+        return next(iter(self.held))
 
     def blocks(self) -> Iterator[BlockId]:
         for segment in self.forest:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from atom.model_engine.eviction_forest import Segment
-from atom.model_engine.ids import BlockId, BlockKey
+from atom.model_engine.ids import BlockKey
 from atom.model_engine.state_cache import Checkpoint
 from atom.replay.policies.leaves import Leaves
 
@@ -36,11 +36,11 @@ class Marconi(Leaves):
             if len(self._window) == BOOTSTRAP:
                 self.alpha = tune(self._window, self._pool_blocks, self.pool.pages_per_image)
 
-    def pop(self) -> BlockId | Checkpoint:
+    def choose(self, for_image: bool) -> Segment | Checkpoint:
         going = self._going
         if going is not None and going in self.leaves and going.end not in [end for end, _ in going.images]:
             # A node goes whole.
-            return self.pop_leaf(going)
+            return going
         leaves = {segment: (segment.released, *_saved(segment, self.pool.pages_per_image)) for segment in self.leaves}
         inner = {
             image: (self.held[image], end - below, max(self.pool.pages_per_image, 1))
@@ -49,20 +49,19 @@ class Marconi(Leaves):
             if end < segment.end and end not in segment.joints
         }
         if not leaves and not inner:
-            return self.pop_image(next(iter(self.held)))
+            return self.oldest_image()
         return self._least(leaves, inner)
 
     def _least(
         self,
         leaves: dict[Segment, tuple[float, int, int]],
         inner: dict[Checkpoint, tuple[float, int, int]],
-    ) -> BlockId | Checkpoint:
+    ) -> Segment | Checkpoint:
         nodes = [*leaves.items(), *inner.items()]
         node = nodes[least([entry for _, entry in nodes], self.alpha)][0]
-        if isinstance(node, Checkpoint):
-            return self.pop_image(node)
-        self._going = node
-        return self.pop_leaf(node)
+        if isinstance(node, Segment):
+            self._going = node
+        return node
 
 
 def _saved(segment: Segment, pages_per_image: int) -> tuple[int, int]:

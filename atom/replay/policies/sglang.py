@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from atom.model_engine.block_pool import BlockPool
 from atom.model_engine.eviction import PoolView
-from atom.model_engine.ids import BlockId
+from atom.model_engine.eviction_forest import Segment
 from atom.model_engine.state_cache import Checkpoint
 from atom.replay.policies.leaves import Leaves
 
@@ -33,14 +33,12 @@ class SGLang(Leaves):
     def add_image(self, image: Checkpoint) -> None:
         super().add_image(image)
         while self.held and self.states.num_image_pages > self.budget:
-            self.states.give_up_image(self.pop_image(next(iter(self.held))))
+            image = self.oldest_image()
+            self.remove_image(image)
+            self.states.give_up_image(image)
 
-    def pop_for_image(self) -> BlockId | Checkpoint:
-        if self.held and self.states.num_image_pages + self.states.pages_per_image > self.budget:
-            return self.pop_image(next(iter(self.held)))
-        return self.pop()
-
-    def pop(self) -> BlockId | Checkpoint:
-        if self.leaves:
-            return self.pop_leaf(min(self.leaves, key=lambda segment: segment.released))
-        return self.pop_image(next(iter(self.held)))
+    def choose(self, for_image: bool) -> Segment | Checkpoint:
+        full = self.states.num_image_pages + self.states.pages_per_image > self.budget
+        if self.leaves and not (for_image and full and self.held):
+            return min(self.leaves, key=lambda segment: segment.released)
+        return self.oldest_image()

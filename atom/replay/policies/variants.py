@@ -10,7 +10,7 @@ from atom.model_engine.eviction_forest import Segment
 from atom.model_engine.eviction_queues import CheckpointQueues
 from atom.model_engine.eviction_returns import SHORTEST_WAIT, Boundary, ReturnTimes, Role
 from atom.model_engine.eviction_value import ByValue
-from atom.model_engine.ids import BlockId, BlockKey
+from atom.model_engine.ids import BlockKey
 from atom.model_engine.state_cache import Checkpoint
 from atom.replay.policies.leaves import Leaves
 
@@ -140,10 +140,10 @@ class Frequent(ByValue):
 class Sticky(Leaves):
     """The first paths stay: the most recently used leaf goes, then the most recent checkpoint."""
 
-    def pop(self) -> BlockId | Checkpoint:
+    def choose(self, for_image: bool) -> Segment | Checkpoint:
         weak = next((image for image in self.held if image.superseded or image.is_guess), None)
         if weak is not None:
-            return self.pop_image(weak)
+            return weak
         if self.leaves:
-            return self.pop_leaf(max(self.leaves, key=lambda segment: segment.released))
-        return self.pop_image(next(reversed(self.held)))
+            return max(self.leaves, key=lambda segment: segment.released)
+        return next(reversed(self.held), None) or self.oldest_image()
