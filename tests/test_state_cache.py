@@ -189,6 +189,7 @@ class StateCacheMachine(RuleBasedStateMachine):
             self.end(checkpoint)
         else:
             before = data.draw(st.sampled_from([None, *self.named(CheckpointStatus.READY), *self.gone[-1:]]))
+            was_superseded = before is not None and before.superseded
             checkpoint.predecessor = before
             self.cache.publish(checkpoint)
             assert checkpoint.predecessor is None, "a published checkpoint keeps no other alive"
@@ -196,7 +197,7 @@ class StateCacheMachine(RuleBasedStateMachine):
             self.fates["kept"] += 1
             self.idle.use(checkpoint)
             if before is not None:
-                self.check_superseded(before)
+                self.check_superseded(before, was_superseded)
 
     @precondition(lambda self: self.known or self.gone)
     @rule(data=st.data())
@@ -209,22 +210,13 @@ class StateCacheMachine(RuleBasedStateMachine):
         else:
             assert checkpoint.superseded == before
 
-    def check_superseded(self, checkpoint: Checkpoint, before: bool = False) -> None:
-        """An anchor that can be found is superseded, and is as fresh as it was made so; a guess never is."""
+    def check_superseded(self, checkpoint: Checkpoint, before: bool) -> None:
+        """An anchor that can be found is superseded, and is as fresh as it was made so; a guess never is, and a second time
+        changes nothing."""
         if self.status[checkpoint] is CheckpointStatus.READY:
             assert checkpoint.superseded == (checkpoint.kind is RungKind.ANCHOR)
             if checkpoint.superseded and not before and checkpoint in self.idle.images:
-                self.resynchronise(checkpoint)
-
-    def resynchronise(self, checkpoint: Checkpoint) -> None:
-        """Order among the superseded is when they became so; a second time changes nothing."""
-        order = [image for image in self.policy_images() if image.superseded]
-        others = [thing for thing in self.idle.things if thing not in order]
-        assert order[-1] is checkpoint or set(order) == {i for i in self.idle.images if i.superseded}
-        self.idle.things = [*others, *order]
-
-    def policy_images(self) -> list[Checkpoint]:
-        raise NotImplementedError
+                self.idle.use(checkpoint)
 
     @precondition(lambda self: self.named(CheckpointStatus.READY))
     @rule(data=st.data())
@@ -306,9 +298,6 @@ class SlotMachine(StateCacheMachine):
     def give_back(self, unit: int) -> None:
         self.cache.release_live([unit])
 
-    def policy_images(self) -> list[Checkpoint]:
-        return list(self.cache._policy.images())
-
     def check_order(self, taken: list[int], vacant: list[int]) -> None:
         """Vacant slots before checkpoints, the lowest index first."""
         assert taken[: len(vacant)] == vacant[: len(taken)]
@@ -371,9 +360,6 @@ class PageMachine(StateCacheMachine):
         self.pool.release([unit])
         if unit in self.filed.values():
             self.idle.use(unit)
-
-    def policy_images(self) -> list[Checkpoint]:
-        return list(self.pool.policy.images())
 
     @precondition(lambda self: self.live)
     @rule(data=st.data(), key=A_KEY)
