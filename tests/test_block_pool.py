@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -195,6 +195,27 @@ def test_tail_goes_first() -> None:
     pool.release(table)
     pool.take(2)
     assert lost == [b"abc", b"ab"]
+
+
+PIECES = st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=5)
+
+
+@given(st.lists(PIECES, min_size=1, max_size=6), st.sets(st.text("ab", min_size=1, max_size=9)))
+def test_every_indexed_page_knows_the_way_to_the_root(paths: list[list[str]], known: set[str]) -> None:
+    """Paths share prefixes and are filed in pieces, as chunks of a prompt and blocks of an answer are."""
+    pool = BlockPool(200)
+    for pieces in paths:
+        path = ""
+        for piece in pieces:
+            keys = [(path + piece[: i + 1]).encode() for i in range(len(piece))]
+            pool.publish(pool.take(len(keys)), keys, len(path), path.encode() or None)
+            path += piece
+    for path in {"".join(pieces)[:n] for pieces in paths for n in range(1, 21)}:
+        block = pool.block_of(path.encode())
+        assert block is not None and pool.depth_of(block) == len(path) - 1
+        assert pool.parent_of(block) == (path[:-1].encode() or None)
+        above = [path[:n].encode() for n in range(len(path) - 1, 0, -1) if path[:n] in known]
+        assert pool.nearest_above(block, {key.encode() for key in known}) == next(iter(above), None)
 
 
 def test_fresh_pages_are_neighbours() -> None:

@@ -370,3 +370,18 @@ def test_the_end_of_a_prompt_on_a_boundary_may_go_alone_and_its_anchor_not() -> 
     engine.ask("a", prompt_of(8, 1), 3)
     known = engine.manager.pool.policy.returns.known
     assert {len(engine.names[key]): end.role for key, end in known.items()} == {4: Role.PROMPT, 8: Role.ANSWER}
+
+
+def test_a_checkpoint_that_is_gone_is_passed_by_once() -> None:
+    """Rungs of a long prompt that go as soon as they come do not make the next one look at all of them."""
+    world = World(ByValue(), 60)
+    table = world.start("a" * 30)
+    assert table is not None
+    looks = []
+    nearest_above = world.pool.nearest_above
+    world.pool.nearest_above = lambda block, known: looks.append(block) or nearest_above(block, known)  # type: ignore
+    for end in range(3, 30, 3):
+        looks.clear()
+        world.keep("a" * end, RungKind.INTERVAL)
+        world.images.orphan(keys_of("a" * end)[-1:])
+    assert len(looks) == 2
