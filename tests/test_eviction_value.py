@@ -317,7 +317,7 @@ def test_boundaries_that_are_kept_or_resumed_are_not_forgotten() -> None:
         returns.came_back(resumed, float(i))
         assert returns.get(str(i).encode()) is other
     assert returns.get(b"kept") is kept_one and returns.get(b"resumed") is resumed
-    assert returns.get(b"7") is None and len(returns.known) == 4
+    assert returns.get(b"7") is None and len(returns._known) == 4
 
 
 def test_a_preempted_request_teaches_nothing_while_it_runs_again() -> None:
@@ -344,7 +344,7 @@ def test_further_samples_and_a_resend_leave_a_prompt_s_end_the_newest() -> None:
             core.add_request(EngineRequest(name, prompt, params, counted="sample" not in name))
         while core.has_unfinished():
             core.step()
-    (end,) = [end for end in core.block_manager.pool.policy.returns.known.values() if end.end == 2]
+    (end,) = [end for end in core.block_manager.pool.policy.returns._known.values() if end.end == 2]
     assert end.kind == (Role.PROMPT, 1, end.ending)
 
 
@@ -368,7 +368,7 @@ def test_a_prompt_s_own_end_does_not_wait_while_the_prompt_runs_again() -> None:
 def test_the_end_of_a_prompt_on_a_boundary_may_go_alone_and_its_anchor_not() -> None:
     engine = Engine(interval=-1, num_blocks=64, budget=64)
     engine.ask("a", prompt_of(8, 1), 3)
-    known = engine.manager.pool.policy.returns.known
+    known = engine.manager.pool.policy.returns._known
     assert {len(engine.names[key]): end.role for key, end in known.items()} == {4: Role.PROMPT, 8: Role.ANSWER}
 
 

@@ -344,6 +344,20 @@ def test_for_a_baseline_to_be_superseded_is_no_use(name: str) -> None:
     assert world.images.find(b"aab").superseded  # type: ignore[union-attr]
 
 
+def test_lru_gives_up_no_more_pages_than_a_checkpoint_leaves_wanted() -> None:
+    """Four pages are wanted: that of "a", and the three of its checkpoint, which goes along. "b" stays."""
+    world = World(make("lru"))
+    for path in "ab":
+        world.serve(path)
+    for path in "ab":
+        image = world.images.find(path.encode())
+        assert image is not None
+        world.images.pin(image)
+        world.images.unpin(image)
+    world.pool.release(world.pool.take(world.pool.num_vacant + 1 + IMAGE))
+    assert not world.pool.holds(b"a") and world.pool.holds(b"b")
+
+
 def test_sglang_gives_up_kv_from_the_oldest_leaf() -> None:
     world = World(make("sglang"))
     world.serve("aab")

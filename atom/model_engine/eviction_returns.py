@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from enum import Enum
 from itertools import islice
 from math import inf
@@ -187,11 +187,6 @@ class ReturnTimes:
         # Before this nobody reaches another edge.
         self._due = inf
         self._aging: list[deque[tuple[float, int, Boundary]]] = [deque() for _ in EDGES]
-
-    @property
-    def known(self) -> Mapping[BlockKey, Boundary]:
-        """The boundaries that are remembered."""
-        return self._known
 
     def nearest_kept(self, block: BlockId, pool: PoolView) -> Boundary | None:
         """Before an indexed ``block`` in its prompt the last boundary with a checkpoint. O(blocks between)."""

@@ -13,7 +13,7 @@ from atom.model_engine.state_cache import Checkpoint
 
 
 class LRU(EvictionPolicy):
-    """Pages by their own order of use and images by theirs; whichever head is older goes. Every operation is O(1).
+    """Pages by their own order of use and images by theirs; whichever head is older goes. Every operation is O(1) a page.
 
     To be superseded is no use of an image.
     """
